@@ -1,0 +1,1 @@
+"""Generated from protos/dvla/v1 by protos/generate.sh. Do not edit."""
