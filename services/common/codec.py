@@ -1,0 +1,136 @@
+"""Tensors to bytes and back: aligned raw arrays plus a typed header. No pickle, no copies on decoding.
+
+The header is a list of `TensorMeta`; the bytes can lie in a message, in frames or in shared memory.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import xxhash
+from dvla.v1 import common_pb2 as pb
+
+from services.common.errors import InvalidInput
+from services.common.spec import Array
+
+ALIGNMENT = 64
+INLINE_LIMIT = 256 * 1024
+FRAME_BYTES = 1024 * 1024
+DTYPES = frozenset(
+    ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+)
+"""dtypes that may cross a wire; everything else (objects, strings) is refused."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each array lies in one run of bytes."""
+
+    tensors: tuple[pb.TensorMeta, ...]
+    length: int
+
+
+def plan(arrays: Mapping[str, Array]) -> Layout:
+    """Lay arrays out one after another, each aligned; raises InvalidInput on a dtype that may not travel."""
+    tensors, offset = [], 0
+    for name, array in arrays.items():
+        if array.dtype.name not in DTYPES:
+            raise InvalidInput(f"tensor {name!r} has dtype {array.dtype}; expected one of {', '.join(sorted(DTYPES))}")
+        tensors.append(pb.TensorMeta(name=name, dtype=array.dtype.name, shape=array.shape, offset=offset))
+        offset = _aligned(offset + array.nbytes)
+    return Layout(tuple(tensors), offset)
+
+
+def pack_into(buffer: memoryview, layout: Layout, arrays: Mapping[str, Array]) -> None:
+    """Copy the arrays to their places in a writable buffer of at least `layout.length` bytes."""
+    for meta in layout.tensors:
+        source = arrays[meta.name]
+        target = np.frombuffer(buffer, source.dtype, source.size, meta.offset).reshape(source.shape)
+        np.copyto(target, source)
+
+
+def pack(arrays: Mapping[str, Array]) -> tuple[Layout, bytearray]:
+    """Lay out and copy into a new buffer."""
+    layout = plan(arrays)
+    buffer = bytearray(layout.length)
+    pack_into(memoryview(buffer), layout, arrays)
+    return layout, buffer
+
+
+def views(tensors: Sequence[pb.TensorMeta], buffer: bytes | bytearray | memoryview) -> dict[str, Array]:
+    """Read-only views of the tensors in the buffer; raises InvalidInput if one does not fit."""
+    size = len(buffer)
+    out: dict[str, Array] = {}
+    for meta in tensors:
+        if meta.dtype not in DTYPES:
+            raise InvalidInput(f"tensor {meta.name!r} has unknown dtype {meta.dtype!r}")
+        shape = tuple(meta.shape)
+        if any(side < 0 for side in shape):
+            raise InvalidInput(f"tensor {meta.name!r} has negative shape {shape}")
+        dtype = np.dtype(meta.dtype)
+        count = prod(shape)
+        if meta.offset + count * dtype.itemsize > size:
+            raise InvalidInput(
+                f"tensor {meta.name!r} {meta.dtype}{shape} at {meta.offset} ends beyond the payload's {size} bytes"
+            )
+        if meta.name in out:
+            raise InvalidInput(f"tensor {meta.name!r} appears twice in one payload")
+        view = np.frombuffer(buffer, dtype, count, meta.offset).reshape(shape)
+        view.flags.writeable = False
+        out[meta.name] = view
+    return out
+
+
+def encode(arrays: Mapping[str, Array], hashed: bool = False) -> tuple[pb.Payload, memoryview]:
+    """A payload and the bytes that follow it as frames; small payloads are inline and leave no bytes over."""
+    layout, buffer = pack(arrays)
+    digest = xxhash.xxh3_64_intdigest(buffer) if hashed else 0
+    payload = pb.Payload(tensors=layout.tensors, length=layout.length, xxh3=digest)
+    if layout.length <= INLINE_LIMIT:
+        payload.inline = bytes(buffer)
+        return payload, memoryview(b"")
+    payload.frames = -(-layout.length // FRAME_BYTES)
+    return payload, memoryview(buffer)
+
+
+def frames(data: memoryview | bytes) -> Iterator[pb.Frame]:
+    """Cut bytes into frames of at most 1 MiB."""
+    for offset in range(0, len(data), FRAME_BYTES):
+        yield pb.Frame(offset=offset, data=bytes(data[offset : offset + FRAME_BYTES]))
+
+
+class Assembler:
+    """Collects the frames of one payload; `add` returns True when it is complete."""
+
+    def __init__(self, payload: pb.Payload, limit: int) -> None:
+        if payload.length > limit:
+            raise InvalidInput(f"payload of {payload.length} bytes is larger than the limit of {limit}")
+        if payload.frames != -(-payload.length // FRAME_BYTES):
+            raise InvalidInput(f"payload of {payload.length} bytes announced in {payload.frames} frames")
+        self._payload = payload
+        self._next = 0
+        self.buffer = bytearray(payload.length)
+
+    def add(self, frame: pb.Frame) -> bool:
+        """Take the next frame; frames come in order and without gaps."""
+        end = frame.offset + len(frame.data)
+        if frame.offset != self._next or end > len(self.buffer) or not frame.data:
+            raise InvalidInput(f"frame at {frame.offset} of {len(frame.data)} bytes; expected offset {self._next}")
+        self.buffer[frame.offset : end] = frame.data
+        self._next = end
+        return end == len(self.buffer)
+
+
+def decode(payload: pb.Payload, data: bytes | bytearray | memoryview | None = None) -> dict[str, Array]:
+    """Views of a payload's tensors. `data`: its bytes, where they are not inline. Checks length and hash."""
+    raw = payload.inline if data is None else data
+    if len(raw) != payload.length:
+        raise InvalidInput(f"payload has {len(raw)} bytes; its header says {payload.length}")
+    if payload.xxh3 and xxhash.xxh3_64_intdigest(raw) != payload.xxh3:
+        raise InvalidInput("payload bytes do not match their hash")
+    return views(payload.tensors, raw)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
