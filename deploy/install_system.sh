@@ -37,13 +37,6 @@ missing_packages() {
     fi
 }
 
-# The URI that already serves this release's main component, so that a local mirror stays in use.
-mirror() {
-    # shellcheck disable=SC2016 # apt expands these, not the shell
-    apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
-        awk -v release="$1" '$2 == release && $3 == "main" { print $1; exit }'
-}
-
 add_backports() {
     local release="$1" uri keyring=/usr/share/keyrings/debian-archive-keyring.gpg options=""
     [[ -z $(mirror "$release-backports") ]] || return 0

@@ -40,3 +40,10 @@ quietly() {
     say "failed: $2 (the whole log: $1)"
     return 1
 }
+
+# mirror RELEASE : the URI that serves this release's main component here, so that a local mirror stays in use.
+mirror() {
+    # shellcheck disable=SC2016 # apt expands these, not the shell
+    apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
+        awk -v release="$1" '$2 == release && $3 == "main" { print $1; exit }'
+}
