@@ -14,6 +14,7 @@ T = chunks of the episode, C = actions in a chunk, D = action dimensions. Rows a
     executed            [T]          int32, control steps executed in the chunk, 1..C
     version             [T, 2]       int64, (epoch, update) of the weights that computed the chunk
     ends                [2]          bool, (terminated, truncated)
+    instruction         [L]          uint8, the instruction that the policy read, UTF-8 (`instruction_array`)
 """
 
 from collections.abc import Mapping
@@ -51,8 +52,10 @@ def validate(trajectory: Mapping[str, Array]) -> None:
         raise InvalidInput("trajectory has no chunk")
     if trajectory["version"].shape[1] != 2 or trajectory.get("ends", np.zeros(0)).shape != (2,):
         raise InvalidInput("'version' must be [T, 2] and 'ends' [2]")
+    if not instruction_text(trajectory):
+        raise InvalidInput("'instruction' is empty")
     for name, array in trajectory.items():
-        if name != "ends" and not name.startswith("final_obs/") and len(array) != chunks:
+        if name not in ("ends", "instruction") and not name.startswith("final_obs/") and len(array) != chunks:
             raise InvalidInput(f"{name!r} has {len(array)} rows; the episode has {chunks} chunks")
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
             raise InvalidInput(f"{name!r} holds a value that is not finite")
@@ -67,3 +70,19 @@ def validate(trajectory: Mapping[str, Array]) -> None:
 def prefixed(trajectory: Mapping[str, Array], prefix: str) -> dict[str, Array]:
     """The tensors under "prefix/", by their own names."""
     return {name.removeprefix(prefix + "/"): a for name, a in trajectory.items() if name.startswith(prefix + "/")}
+
+
+def instruction_array(text: str) -> Array:
+    """An instruction as the tensor that travels."""
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def instruction_text(trajectory: Mapping[str, Array]) -> str:
+    """The instruction of a trajectory; raises InvalidInput if it is missing or no UTF-8."""
+    array = trajectory.get("instruction")
+    if array is None or array.dtype != np.uint8 or array.ndim != 1:
+        raise InvalidInput("trajectory lacks 'instruction', expected uint8 [L]")
+    try:
+        return array.tobytes().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"'instruction' is no UTF-8: {error.reason}") from error
