@@ -60,6 +60,7 @@ find_host_mounts() {
     [[ -z $extra ]] || pip_environment+=("PIP_EXTRA_INDEX_URL=$extra")
     for place in $links $extra; do
         place="${place#file://}"
+        [[ $(basename "$place") != simple ]] || place="$(dirname "$place")" # an index's files lie beside its pages
         if [[ -d $place ]]; then host_mounts+=(-v "$place:$place:ro"); fi
     done
 }
