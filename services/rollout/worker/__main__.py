@@ -1,0 +1,57 @@
+"""Runs a rollout worker: `dvla rollout`."""
+
+import asyncio
+import sys
+import uuid
+
+import torch
+
+from services.common.config import role_app, run_app
+from services.common.server import RoleServer, run_role, until_stopped
+from services.common.telemetry import Telemetry
+from services.rollout.worker.client_store import StoreClient
+from services.rollout.worker.config import RolloutConfig
+from services.rollout.worker.policy_runner import PolicyRunner
+from services.rollout.worker.receiving import Receiver
+from services.rollout.worker.worker import Worker
+
+
+async def serve(config: RolloutConfig) -> None:
+    """Wire a worker, run it until SIGTERM or its end, and give its jobs back."""
+    name = config.replica("rollout")
+    telemetry = Telemetry("rollout", name)
+    server = RoleServer(config, telemetry)
+    await server.start(serving=False)
+    # Unique for each process: a restarted worker must not look like its predecessor.
+    store = StoreClient(config.store, config.security(), config.run, f"{name}-{uuid.uuid4().hex[:8]}")
+    runner = PolicyRunner(telemetry, config.max_batch, config.threads, config.device)
+    await until_stopped(_work(config, server, telemetry, store, runner))
+    await server.stop()
+    await store.close()
+    runner.close()
+
+
+async def _work(
+    config: RolloutConfig, server: RoleServer, telemetry: Telemetry, store: StoreClient, runner: PolicyRunner
+) -> None:
+    spec = await store.run_spec()
+    receiver = Receiver(config.weights, config.security(), spec.model, runner, telemetry, config.device)
+    receiver.start()
+    try:
+        await receiver.first()
+        await server.serving(True)
+        await Worker(config, telemetry, store, runner, receiver, spec).run()
+    finally:
+        await asyncio.to_thread(receiver.close)
+
+
+def run(config: RolloutConfig) -> None:
+    """Run until stopped."""
+    torch.set_num_threads(config.threads)
+    run_role(lambda: serve(config), config)
+
+
+app = role_app("rollout", RolloutConfig, run, "A rollout worker: infers actions, drives simulators, writes episodes.")
+
+if __name__ == "__main__":
+    sys.exit(run_app(app, sys.argv[1:]))

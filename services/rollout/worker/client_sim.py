@@ -1,0 +1,198 @@
+"""Client of a simulator service: its spec, start states, and sessions of strict turns."""
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+import numpy as np
+import structlog
+from dvla.v1 import common_pb2, sim_pb2, sim_pb2_grpc
+
+from services.common import codec
+from services.common.channels import CALL_SECONDS, open_async_channel, translated
+from services.common.errors import InvalidInput, Unavailable
+from services.common.process import boot_id
+from services.common.security import Security
+from services.common.spec import Array, FloatArray, SimSpec
+from services.common.wire import spec_from_proto
+from services.rollout.worker.turn import Outcome, Reset, Turn
+
+log = structlog.get_logger()
+
+PING_SECONDS = 5.0
+SILENCE_SECONDS = 15.0
+TURN_SECONDS = 120.0
+"""Longest turn: a batched simulator compiles kernels in its first one."""
+PAYLOAD_LIMIT = 1 << 30
+
+
+class SimClient:
+    """One simulator address."""
+
+    def __init__(self, address: str, security: Security) -> None:
+        self.address = address
+        self._channel = open_async_channel(address, security)
+        self._stub = sim_pb2_grpc.SimServiceStub(self._channel)
+
+    async def describe(self) -> tuple[SimSpec, int]:
+        """The spec and the number of slots of one session."""
+        with translated(f"simulator {self.address}"):
+            reply = await self._stub.Describe(sim_pb2.DescribeRequest(), timeout=CALL_SECONDS)
+        return spec_from_proto(reply.spec), reply.slots_per_session
+
+    async def make_start(self, task: str, seed: int) -> bytes:
+        """The start state of (task, seed)."""
+        with translated(f"simulator {self.address}"):
+            request = sim_pb2.MakeStartRequest(task=task, seed=seed)
+            return (await self._stub.MakeStart(request, timeout=TURN_SECONDS)).state
+
+    async def open(self, client: str, observation: Sequence[str], final_observation: bool) -> "Session":
+        """Open a session; raises Exhausted if the simulator is full."""
+        session = Session(self.address, self._stub.Session())
+        await session.open(client, observation, final_observation)
+        return session
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+
+class Session:
+    """Exclusive use of some slots. One turn at a time; a reader task sorts replies from keep-alives."""
+
+    def __init__(
+        self, address: str, call: "grpc.aio.StreamStreamCall[sim_pb2.SessionRequest, sim_pb2.SessionResponse]"
+    ) -> None:
+        self.address = address
+        self.slots = 0
+        self.transport = ""
+        self._call = call
+        self._replies: asyncio.Queue[sim_pb2.SessionResponse | Exception] = asyncio.Queue()
+        self._heard = asyncio.get_running_loop().time()
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._ping())]
+
+    async def open(self, client: str, observation: Sequence[str], final_observation: bool) -> None:
+        """Say who we are and what we want."""
+        request = sim_pb2.OpenSession(
+            client=client,
+            locality=common_pb2.Locality(boot_id=boot_id(), transports=[common_pb2.TRANSPORT_GRPC]),
+            observation=observation,
+            final_observation=final_observation,
+        )
+        try:
+            await self._write(sim_pb2.SessionRequest(open=request))
+            opened = (await self._reply("opened", CALL_SECONDS)).opened
+        except BaseException:
+            await self.close()
+            raise
+        self.slots = opened.slots
+        self.transport = f"{common_pb2.Transport.Name(opened.transport)}: {opened.reason}"
+
+    async def advance(self, resets: Sequence[Reset], slots: Sequence[int], actions: FloatArray | None) -> Turn:
+        """Reset some slots, advance others by their chunk of actions [n, C, D]; returns when all are done."""
+        request = sim_pb2.Advance(slots=slots)
+        for reset in resets:
+            request.reset.add(
+                slot=reset.slot,
+                task=reset.task,
+                start=reset.start,
+                seed=reset.seed,
+                end_on_success=reset.end_on_success,
+            )
+        rest = memoryview(b"")
+        if actions is not None:
+            payload, rest = codec.encode({"action": actions})
+            request.actions.CopyFrom(payload)
+        await self._write(sim_pb2.SessionRequest(advance=request))
+        for frame in codec.frames(rest):
+            await self._write(sim_pb2.SessionRequest(frame=frame))
+        reply = (await self._reply("advanced", TURN_SECONDS)).advanced
+        return _turn(reply, await self._arrays(reply.payload), [r.slot for r in resets], list(slots))
+
+    async def _arrays(self, payload: common_pb2.Payload) -> dict[str, Array]:
+        if payload.WhichOneof("location") != "frames":
+            return codec.decode(payload)
+        assembler = codec.Assembler(payload, PAYLOAD_LIMIT)
+        while not assembler.add((await self._reply("frame", TURN_SECONDS)).frame):
+            pass
+        return codec.decode(payload, assembler.buffer)
+
+    async def close(self) -> None:
+        """End the session; the simulator frees its slots."""
+        for task in self._tasks:
+            task.cancel()
+        self._call.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _write(self, request: sim_pb2.SessionRequest) -> None:
+        try:
+            with translated(f"simulator {self.address}"):
+                await asyncio.wait_for(self._call.write(request), CALL_SECONDS)
+        except asyncio.InvalidStateError as error:  # the call ended; its status came to the reader
+            raise Unavailable(f"simulator {self.address} closed the session") from error
+
+    async def _reply(self, kind: str, seconds: float) -> sim_pb2.SessionResponse:
+        try:
+            reply = await asyncio.wait_for(self._replies.get(), seconds)
+        except TimeoutError as error:
+            raise Unavailable(f"simulator {self.address} did not answer within {seconds:.0f} s") from error
+        if isinstance(reply, Exception):
+            raise reply
+        if reply.WhichOneof("message") != kind:
+            raise InvalidInput(f"simulator {self.address} sent {reply.WhichOneof('message')}; expected {kind}")
+        return reply
+
+    async def _read(self) -> None:
+        try:
+            with translated(f"simulator {self.address}"):
+                async for reply in self._call:
+                    self._heard = asyncio.get_running_loop().time()
+                    if reply.WhichOneof("message") != "pong":
+                        self._replies.put_nowait(reply)
+            raise Unavailable(f"simulator {self.address} closed the session")
+        except Exception as error:  # noqa: BLE001 - whoever waits for a reply raises it
+            self._replies.put_nowait(error)
+
+    async def _ping(self) -> None:
+        loop, nonce = asyncio.get_running_loop(), 0
+        while loop.time() - self._heard < SILENCE_SECONDS:
+            await asyncio.sleep(PING_SECONDS)
+            nonce += 1
+            try:
+                await self._call.write(sim_pb2.SessionRequest(ping=sim_pb2.Ping(nonce=nonce)))
+            except (grpc.RpcError, asyncio.InvalidStateError):
+                return  # the reader reports the end of the call
+        self._replies.put_nowait(Unavailable(f"simulator {self.address} was silent for {SILENCE_SECONDS:.0f} s"))
+
+
+def _turn(reply: sim_pb2.Advanced, arrays: dict[str, Array], resets: list[int], slots: list[int]) -> Turn:
+    """Sort the rows of a reply by slot: first the reset ones, then the advanced ones."""
+    if len(reply.outcomes) != len(slots):
+        raise InvalidInput(f"simulator answered {len(reply.outcomes)} outcomes for {len(slots)} slots")
+    observations = {n.removeprefix("obs/"): a for n, a in arrays.items() if n.startswith("obs/")}
+    rows = {row: index for index, row in enumerate(reply.observed)}
+
+    def observation(row: int) -> dict[str, Array] | None:
+        # Copies, so that one kept row does not keep the whole message alive.
+        index = rows.get(row)
+        return None if index is None else {name: a[index].copy() for name, a in observations.items()}
+
+    started = {}
+    for row, slot in enumerate(resets):
+        first = observation(row)
+        if first is None:
+            raise InvalidInput(f"simulator sent no first observation for slot {slot}")
+        started[slot] = first
+    outcomes = {}
+    for row, (slot, outcome) in enumerate(zip(slots, reply.outcomes, strict=True)):
+        outcomes[slot] = Outcome(
+            executed=outcome.executed,
+            reward=arrays["reward"][row].astype(np.float32),
+            success=arrays["success"][row].astype(np.bool_),
+            executed_action=arrays["executed_action"][row].astype(np.float32),
+            terminated=outcome.terminated,
+            truncated=outcome.truncated,
+            failure=outcome.failure,
+            observation=observation(len(resets) + row),
+        )
+    return Turn(started, outcomes)

@@ -1,0 +1,118 @@
+"""Client of the rollout store: jobs in, episodes out. Every call is safe to repeat, so an outage only delays."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TypeVar
+
+import structlog
+from dvla.v1 import common_pb2, store_pb2, store_pb2_grpc
+
+from services.common import codec
+from services.common.channels import CALL_SECONDS, open_async_channel, translated
+from services.common.errors import Exhausted, NotFound, Superseded, Unavailable
+from services.common.security import Security
+from services.common.spec import Array
+
+log = structlog.get_logger()
+
+RETRY_SECONDS = (0.1, 0.3, 1.0, 2.0)
+BULK_SECONDS = 60.0
+
+T = TypeVar("T")
+
+
+class StoreClient:
+    """The store as one worker sees it."""
+
+    def __init__(self, address: str, security: Security, run: str, worker: str) -> None:
+        self.run, self.worker = run, worker
+        self._address = address
+        self._channel = open_async_channel(address, security)
+        self._stub = store_pb2_grpc.StoreServiceStub(self._channel)
+
+    async def run_spec(self) -> store_pb2.RunSpec:
+        """The run's spec; waits until a learner has opened it."""
+        waited = 0
+        while True:
+            try:
+                with translated(f"store {self._address}"):
+                    request = store_pb2.GetRunRequest(run=self.run)
+                    return (await self._stub.GetRun(request, timeout=CALL_SECONDS)).spec
+            except (NotFound, Unavailable) as error:
+                if waited % 20 == 0:
+                    log.info("waiting for the run", run=self.run, reason=str(error))
+                waited += 1
+                await asyncio.sleep(0.5)
+
+    async def next_jobs(
+        self, version: tuple[int, int] | None, count: int, wait_seconds: float
+    ) -> store_pb2.NextJobsResponse:
+        """Up to `count` jobs for a worker that holds `version`. Raises Unavailable while the store is away."""
+        request = store_pb2.NextJobsRequest(run=self.run, worker=self.worker, count=count, wait_seconds=wait_seconds)
+        if version is not None:
+            request.version.epoch, request.version.update = version
+        with translated(f"store {self._address}"):
+            return await self._stub.NextJobs(request, timeout=CALL_SECONDS + wait_seconds)
+
+    async def renew(self) -> int:
+        """Keep this worker's grants; returns how many it holds."""
+        with translated(f"store {self._address}"):
+            request = store_pb2.RenewRequest(run=self.run, worker=self.worker)
+            return (await self._stub.Renew(request, timeout=CALL_SECONDS)).grants
+
+    async def set_start(self, group: int, start: bytes) -> bytes:
+        """Store a group's start state; returns the one that counts."""
+        request = store_pb2.SetStartRequest(run=self.run, group=group, start=start)
+        return (await self._retried(lambda: self._stub.SetStart(request, timeout=CALL_SECONDS))).start
+
+    async def append(
+        self, job: store_pb2.Job, episode: store_pb2.Episode, trajectory: Mapping[str, Array] | None
+    ) -> bool:
+        """Hand over a finished episode; True if it counts, False if it came too late. Waits out full stores."""
+        begin = store_pb2.AppendBegin(key=job.key, evaluation=job.evaluation, episode=episode)
+        rest = memoryview(b"")
+        if trajectory is not None:
+            payload, rest = codec.encode(trajectory, hashed=True)
+            begin.payload.CopyFrom(payload)
+
+        async def messages() -> AsyncIterator[store_pb2.AppendRequest]:
+            yield store_pb2.AppendRequest(begin=begin)
+            for frame in codec.frames(rest):
+                yield store_pb2.AppendRequest(frame=frame)
+
+        try:
+            await self._retried(lambda: self._stub.Append(messages(), timeout=BULK_SECONDS))
+        except (Superseded, NotFound) as error:
+            log.info("episode superseded", group=job.key.group, member=job.key.member, reason=str(error))
+            return False
+        return True
+
+    async def fail(self, job: store_pb2.Job, reason: str) -> None:
+        """Report a void episode, so that its job is granted again at once."""
+        request = store_pb2.FailJobRequest(key=job.key, evaluation=job.evaluation, reason=reason)
+        try:
+            await self._retried(lambda: self._stub.FailJob(request, timeout=CALL_SECONDS))
+        except (Superseded, NotFound):
+            log.debug("failed job was superseded already", group=job.key.group)
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
+        attempt = 0
+        while True:
+            try:
+                with translated(f"store {self._address}"):
+                    return await call()
+            except (Unavailable, Exhausted) as error:
+                delay = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
+                if attempt in (0, 3) or attempt % 20 == 0:
+                    log.warning("store call waits", attempt=attempt, reason=str(error))
+                attempt += 1
+                await asyncio.sleep(delay)
+
+
+def version_of(message: common_pb2.Version) -> tuple[int, int]:
+    """A version message as (epoch, update)."""
+    return message.epoch, message.update

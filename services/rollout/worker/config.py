@@ -1,0 +1,42 @@
+"""Settings of a rollout worker."""
+
+from dataclasses import dataclass
+
+from services.common.config import RoleConfig
+from services.common.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig(RoleConfig):
+    """A worker drives simulator sessions of one run and needs nothing but addresses; the rest it reads from them."""
+
+    listen: str = "127.0.0.1:50053"
+    run: str = "default"
+    """Run to work for."""
+    store: str = "127.0.0.1:50052"
+    """Address of the rollout store."""
+    weights: str = "127.0.0.1:50054"
+    """Address of the weights server or of this node's relay."""
+    sims: tuple[str, ...] = ("127.0.0.1:50051",)
+    """Addresses of simulators. "dns:host:port" stands for every address behind that name, looked up again and
+    again, so that new replicas are found."""
+    sessions_per_sim: int = 2
+    """Sessions kept open on each simulator; with two, inference for one overlaps the physics of the other."""
+    threads: int = 1
+    """CPU threads of inference."""
+    device: str = "cpu"
+    """torch device of inference: cpu, cuda or cuda:N."""
+    max_batch: int = 256
+    """Rows of one policy call; waiting requests of all sessions are joined up to this."""
+    pending_appends: int = 32
+    """Finished episodes on their way to the store; sampling waits beyond that."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in ("sessions_per_sim", "threads", "max_batch", "pending_appends"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"{field} = {getattr(self, field)}; expected 1 or more")
+        if not self.sims:
+            raise ConfigError("sims is empty; give at least one address, such as --sims 127.0.0.1:50051")
+        if self.device.split(":")[0] not in ("cpu", "cuda"):
+            raise ConfigError(f"device = {self.device!r}; expected cpu, cuda or cuda:N")

@@ -1,0 +1,167 @@
+"""Lane 1's inference: one thread that joins the waiting rows of all sessions into one policy call.
+
+Weights swap here and only here, between two calls, by exchanging a reference.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from services.common.errors import DvlaError
+from services.common.spec import Array, FloatArray
+from services.common.telemetry import Telemetry
+from services.policies.base import Act, Mode, Policy, numpy_record
+from services.policies.noise import RowNoise
+
+VersionKey = tuple[int, int]
+"""(epoch, update)."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a policy call. pin: evaluate exactly this version; None takes the newest."""
+
+    observation: Mapping[str, Array]
+    instruction: str
+    noise_key: str
+    mode: Mode
+    pin: VersionKey | None = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What the policy answered for one row. action float32 [C, D] in environment units, unclipped."""
+
+    action: FloatArray
+    log_prob: FloatArray
+    record: dict[str, Array]
+    value: float | None
+    version: VersionKey
+
+
+class PolicyRunner:
+    """Runs policy calls in a thread of its own. `swap` and `pin` may be called from any thread."""
+
+    def __init__(self, telemetry: Telemetry, max_batch: int, threads: int, device: str) -> None:
+        self._telemetry, self._max_batch, self._threads = telemetry, max_batch, threads
+        self._device = torch.device(device)
+        self._waiting: queue.SimpleQueue[tuple[Sequence[Row], Future[list[Chunk]]] | None] = queue.SimpleQueue()
+        self._live: tuple[VersionKey, Policy] | None = None
+        self._pinned: dict[VersionKey, Policy] = {}
+        self._calling = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
+        self._thread.start()
+
+    @property
+    def version(self) -> VersionKey | None:
+        """The version that the next call will use."""
+        live = self._live
+        return live[0] if live else None
+
+    def swap(self, version: VersionKey, policy: Policy) -> Policy | None:
+        """Use this policy from the next call on; returns the one that it replaces, free after `settle`."""
+        previous, self._live = self._live, (version, policy)
+        return previous[1] if previous else None
+
+    def settle(self) -> None:
+        """Wait until no call is running that began before the last `swap`, so that the replaced policy is free."""
+        with self._calling:
+            return
+
+    def pin(self, version: VersionKey, policy: Policy) -> None:
+        """Keep a version for evaluation; older pins are dropped."""
+        self._pinned = {**dict(list(self._pinned.items())[-1:]), version: policy}
+
+    def is_pinned(self, version: VersionKey) -> bool:
+        """Whether rows may ask for this version."""
+        return version in self._pinned
+
+    async def act(self, rows: Sequence[Row]) -> list[Chunk]:
+        """One chunk per row."""
+        future: Future[list[Chunk]] = Future()
+        self._waiting.put((rows, future))
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._waiting.put(None)
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)
+        while (first := self._waiting.get()) is not None:
+            calls = [first]
+            while sum(len(rows) for rows, _ in calls) < self._max_batch and not self._waiting.empty():
+                more = self._waiting.get()
+                if more is None:
+                    self._waiting.put(None)
+                    break
+                calls.append(more)
+            rows = [row for some, _ in calls for row in some]
+            try:
+                with self._calling:
+                    chunks = self._answer(rows)
+            except Exception as error:  # noqa: BLE001 - every waiting session raises it
+                for _, future in calls:
+                    future.set_exception(error)
+                continue
+            done = 0
+            for some, future in calls:
+                future.set_result(chunks[done : done + len(some)])
+                done += len(some)
+
+    def _answer(self, rows: Sequence[Row]) -> list[Chunk]:
+        """Group rows by what must be the same in one call: version and mode."""
+        groups: dict[tuple[VersionKey | None, Mode], list[int]] = {}
+        for index, row in enumerate(rows):
+            groups.setdefault((row.pin, row.mode), []).append(index)
+        out: dict[int, Chunk] = {}
+        for (pin, mode), indices in groups.items():
+            version, policy = self._policy(pin)
+            for index, chunk in zip(
+                indices, self._call(version, policy, mode, [rows[i] for i in indices]), strict=True
+            ):
+                out[index] = chunk
+        return [out[index] for index in range(len(rows))]
+
+    def _policy(self, pin: VersionKey | None) -> tuple[VersionKey, Policy]:
+        if pin is not None:
+            if pin not in self._pinned:
+                raise DvlaError(f"version {pin} is not loaded for evaluation")
+            return pin, self._pinned[pin]
+        if self._live is None:
+            raise DvlaError("no weights yet")
+        return self._live
+
+    def _call(self, version: VersionKey, policy: Policy, mode: Mode, rows: Sequence[Row]) -> list[Chunk]:
+        names = rows[0].observation
+        observation = {name: np.stack([row.observation[name] for row in rows]) for name in names}
+        inputs = policy.preprocess(observation, [row.instruction for row in rows])
+        with torch.inference_mode():
+            act = policy.act(inputs, mode, RowNoise([row.noise_key for row in rows], self._device))
+            actions = policy.postprocess(act.actions)
+        self._telemetry.count("policy_calls")
+        self._telemetry.count("policy_rows", len(rows))
+        return _split(act, actions, version)
+
+
+def _split(act: Act, actions: FloatArray, version: VersionKey) -> list[Chunk]:
+    record = numpy_record(act.record)
+    log_prob = act.log_prob.detach().float().cpu().numpy()
+    value = None if act.value is None else act.value.detach().float().cpu().numpy()
+    return [
+        Chunk(
+            action=actions[row],
+            log_prob=log_prob[row],
+            record={name: array[row] for name, array in record.items()},
+            value=None if value is None else float(value[row]),
+            version=version,
+        )
+        for row in range(len(actions))
+    ]

@@ -1,0 +1,229 @@
+"""The rollout worker: keeps sampling loops on its share of the simulators and connects them to store and policy."""
+
+import asyncio
+import itertools
+from dataclasses import dataclass, field
+
+import structlog
+from dvla.v1 import store_pb2
+
+from services.common.errors import DvlaError, Exhausted, Unavailable
+from services.common.spec import SimSpec
+from services.common.telemetry import BUSY, Telemetry
+from services.rollout.worker.addresses import resolve, share
+from services.rollout.worker.client_sim import Session, SimClient
+from services.rollout.worker.client_store import StoreClient, version_of
+from services.rollout.worker.config import RolloutConfig
+from services.rollout.worker.episode import Episode
+from services.rollout.worker.policy_runner import Chunk, PolicyRunner, Row
+from services.rollout.worker.receiving import Receiver
+from services.rollout.worker.sampler import Sampler, finished
+from services.rollout.worker.starts import Starts
+from services.rollout.worker.turn import Outcome
+
+log = structlog.get_logger()
+
+LOOK_SECONDS = 3.0
+"""How often addresses are looked up and sessions spread again."""
+JOB_WAIT_SECONDS = 1.0
+GIVE_BACK_SECONDS = 5.0
+
+
+@dataclass
+class Worker:
+    """All that one rollout process does. `run` never returns by itself; cancel it to stop."""
+
+    config: RolloutConfig
+    telemetry: Telemetry
+    store: StoreClient
+    policy: PolicyRunner
+    receiver: Receiver
+    spec: store_pb2.RunSpec
+    place: tuple[int, int] = (0, 1)
+    """(index, live workers)."""
+    idle_reason: str = "work"
+    _sampling: set[int] = field(default_factory=set)
+    _drains: dict[tuple[str, int], asyncio.Event] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._lane = self.telemetry.lane("sampling", "weights")
+        self.starts = Starts(self.store.set_start)
+        self._appends = asyncio.Semaphore(self.config.pending_appends)
+        self._background: set[asyncio.Task[None]] = set()
+        self._ids = itertools.count()
+
+    async def run(self) -> None:
+        """Spread sessions over the simulators, again and again; renew grants meanwhile."""
+        try:
+            await self._run()
+        except* DvlaError as group:
+            raise group.exceptions[0] from None
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._renew())
+            while True:
+                addresses = await resolve(self.config.sims)
+                mine = share(addresses, *self.place)
+                wanted = {(address, n) for address in mine for n in range(self.config.sessions_per_sim)}
+                for key in self._drains.keys() - wanted:
+                    self._drains[key].set()
+                for key in sorted(wanted - self._drains.keys()):
+                    self._drains[key] = asyncio.Event()
+                    tasks.create_task(self._keep_session(key))
+                self.telemetry.gauge("sims", len(addresses))
+                self.telemetry.gauge("sessions", len(self._sampling))
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def _keep_session(self, key: tuple[str, int]) -> None:
+        """Sample on one session; open it again whenever it breaks, until it is surplus."""
+        address, drain = key[0], self._drains[key]
+        while not drain.is_set():
+            client = SimClient(address, self.config.security())
+            try:
+                await self._sample(client, drain)
+            except Exhausted as error:
+                log.debug("simulator is full", address=address, reason=str(error))
+            except Unavailable as error:
+                log.warning("simulator lost", address=address, reason=str(error))
+            finally:
+                await client.close()
+            await asyncio.sleep(0 if drain.is_set() else 0.5)
+        del self._drains[key]
+
+    async def _sample(self, client: SimClient, drain: asyncio.Event) -> None:
+        spec, _ = await client.describe()
+        self._check(spec, client.address)
+        session = await client.open(self.store.worker, self.spec.observation, self.spec.final_observation)
+        self.telemetry.facts[f"transport/{client.address}"] = session.transport
+        log.info("session open", address=client.address, slots=session.slots, transport=session.transport)
+        sampler = Sampler(session, spec, _SessionDesk(self, client, session, spec, next(self._ids)), drain)
+        try:
+            await sampler.run()
+        except BaseException as error:
+            self.telemetry.count("episodes_lost", len(sampler.episodes))
+            await self._give_back(sampler, f"session on {client.address} ended: {error!r}")
+            raise
+        finally:
+            await session.close()
+
+    async def _give_back(self, sampler: Sampler, reason: str) -> None:
+        try:
+            async with asyncio.timeout(GIVE_BACK_SECONDS):
+                await sampler.abandon(reason)
+        except TimeoutError:
+            log.warning("jobs not given back; their grants will expire", jobs=len(sampler.episodes))
+
+    def _check(self, spec: SimSpec, address: str) -> None:
+        """Refuse a simulator that cannot serve this run; the error ends the worker with one clear line."""
+        if self.spec.same_start and spec.starts == "none":
+            raise DvlaError(
+                f"simulator {address} can neither store start states nor make them from seeds, but this run compares "
+                "members of groups; use an algorithm without groups or a simulator with starts"
+            )
+        for share_ in self.spec.tasks:
+            spec.task(share_.task)
+        missing = set(self.spec.observation) - {tensor.name for tensor in spec.observation}
+        if missing:
+            raise DvlaError(
+                f"simulator {address} does not offer {sorted(missing)}, which the policy reads; "
+                f"it offers {[tensor.name for tensor in spec.observation]}"
+            )
+
+    async def take_jobs(self, count: int, wait_seconds: float) -> list[store_pb2.Job]:
+        """Jobs for free slots; also learns this worker's place and, when idle, why."""
+        try:
+            reply = await self.store.next_jobs(self.policy.version, count, wait_seconds)
+        except Unavailable as error:
+            log.warning("no jobs", reason=str(error))
+            self.idle_reason = "store"
+            await asyncio.sleep(0.5)
+            return []
+        self.place = (reply.index, max(1, reply.live_workers))
+        self.idle_reason = reply.idle_reason or "work"
+        return [job for job in reply.jobs if await self._ready(job)]
+
+    async def _ready(self, job: store_pb2.Job) -> bool:
+        """An evaluation's version is loaded; if it is gone, the job is void."""
+        if job.kind != store_pb2.JOB_KIND_EVALUATE:
+            return True
+        try:
+            await self.receiver.pin(version_of(job.version))
+        except DvlaError as error:
+            await self.store.fail(job, f"version not available: {error}")
+            return False
+        return True
+
+    def sampling(self, session: int, busy: bool) -> None:
+        """Account the sampling lane: busy while any session has an episode in flight."""
+        (self._sampling.add if busy else self._sampling.discard)(session)
+        self._lane.set(BUSY if self._sampling else self.idle_reason)
+
+    async def deliver(self, episode: Episode, outcome: Outcome, backend: str) -> None:
+        """Append in the background; wait only if too many episodes are on their way."""
+        facts, trajectory = finished(episode, outcome, self.spec.score, backend, self.store.worker)
+        self.telemetry.count("episodes")
+        self.telemetry.count("env_steps", facts.steps)
+        self.telemetry.count("successes", facts.success_once)
+        evaluate = episode.job.kind == store_pb2.JOB_KIND_EVALUATE
+        await self._appends.acquire()
+
+        async def append() -> None:
+            try:
+                counted = await self.store.append(episode.job, facts, None if evaluate else trajectory)
+                self.telemetry.count("episodes_accepted" if counted else "episodes_superseded")
+            finally:
+                self._appends.release()
+
+        task = asyncio.create_task(append())
+        self._background.add(task)
+        task.add_done_callback(self._appended)
+
+    def _appended(self, task: "asyncio.Task[None]") -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # Refused as malformed: ours to mend, so it must be seen; the grant expires and is given again.
+            log.error("episode refused", reason=str(task.exception()))
+            self.telemetry.count("episodes_refused")
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(max(0.5, self.spec.grant_seconds / 3))
+            try:
+                self.telemetry.gauge("grants", await self.store.renew())
+            except DvlaError as error:
+                log.warning("grants not renewed", reason=str(error))
+
+
+@dataclass
+class _SessionDesk:
+    """The worker as one session's loop sees it."""
+
+    worker: Worker
+    client: SimClient
+    session: Session
+    spec: SimSpec
+    number: int
+
+    async def take_jobs(self, count: int, busy: bool) -> list[store_pb2.Job]:
+        if not busy:
+            self.worker.sampling(self.number, False)
+        jobs = await self.worker.take_jobs(count, 0.0 if busy else JOB_WAIT_SECONDS)
+        if jobs or busy:
+            self.worker.sampling(self.number, True)
+        return jobs
+
+    async def begin(self, job: store_pb2.Job) -> bytes:
+        if self.spec.starts != "state":
+            return b""
+        return await self.worker.starts.of(job, self.client.make_start)
+
+    async def act(self, rows: list[Row]) -> list[Chunk]:
+        return await self.worker.policy.act(rows)
+
+    async def deliver(self, episode: Episode, outcome: Outcome) -> None:
+        await self.worker.deliver(episode, outcome, f"{self.spec.backend} x{self.session.slots}")
+
+    async def fail(self, job: store_pb2.Job, reason: str) -> None:
+        self.worker.telemetry.count("episodes_failed")
+        await self.worker.store.fail(job, reason)
