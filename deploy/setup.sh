@@ -9,9 +9,9 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
 source deploy/lib.sh
 
-torch_version=2.13.0
 venv="$root/.venv"
 stamp="$venv/.dvla-ready"
+unfinished="$venv/.dvla-unfinished"
 log="$root/.venv-setup.log"
 
 find_python() {
@@ -36,7 +36,7 @@ torch_kind() {
 
 # Everything that, when it changes, makes set-up run again.
 fingerprint() {
-    { cat pyproject.toml deploy/setup.sh deploy/install_system.sh && echo "$kind $root"; } | sha256sum | cut -d' ' -f1
+    { cat pyproject.toml deploy/setup.sh deploy/install_*.sh && echo "$kind $root"; } | sha256sum | cut -d' ' -f1
 }
 
 system_packages() {
@@ -52,40 +52,17 @@ system_packages() {
     fi
 }
 
+# pip that is stopped half-way leaves packages that look installed, so such an environment is made anew.
 virtual_environment() {
-    if "$venv/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
+    if [[ -f $unfinished ]]; then
+        say "the last set-up was interrupted; starting $venv again (downloads are kept in pip's cache)"
+    elif "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+        return
+    fi
     quietly "$log" "virtual environment with $("$python" -V)" "$python" -m venv --clear "$venv"
 }
 
 pip_install() { "$venv/bin/python" -m pip install --disable-pip-version-check "$@"; }
-has_torch() { [[ $("$venv/bin/python" -c 'import torch; print(torch.__version__)' 2>/dev/null) == "$torch_version"* ]]; }
-sees_gpu() { "$venv/bin/python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; }
-
-# The CPU build is ten times smaller, but the default index does not carry it for every machine.
-cpu_torch() {
-    attempt "$log" "torch $torch_version, CPU build" pip_install "torch==$torch_version+cpu" && return
-    say "pip's sources have no CPU build of torch $torch_version; asking uv for it"
-    attempt "$log" "uv" pip_install uv &&
-        attempt "$log" "torch $torch_version, CPU build" \
-            "$venv/bin/uv" pip install --python "$venv/bin/python" --torch-backend=cpu "torch==$torch_version" && return
-    say "no CPU build to be had; taking the default one (several GB, it works without a GPU)"
-    quietly "$log" "torch $torch_version" pip_install "torch==$torch_version"
-}
-
-cuda_torch() {
-    quietly "$log" "torch $torch_version, CUDA build (several GB)" pip_install "torch==$torch_version"
-    if sees_gpu; then return; fi
-    say "this torch does not see the GPU (its CUDA may be newer than the driver); asking uv for the build that fits"
-    attempt "$log" "uv" pip_install uv &&
-        attempt "$log" "torch for this driver" "$venv/bin/uv" pip install --python "$venv/bin/python" \
-            --torch-backend=auto --reinstall-package torch "torch==$torch_version" && sees_gpu && return
-    say "torch still sees no GPU: training will run on the CPU. Update the NVIDIA driver, or set DVLA_TORCH=cpu."
-}
-
-torch_build() {
-    if has_torch && { [[ $kind == cpu ]] || sees_gpu; }; then return; fi
-    if [[ $kind == cuda ]]; then cuda_torch; else cpu_torch; fi
-}
 
 python_packages() {
     quietly "$log" "Python packages (ManiSkill and the test tools among them, about 600 MB)" pip_install -e ".[train,dev]"
@@ -124,12 +101,16 @@ exec 9>"$root/.venv-setup.lock"
 flock 9 # `make train` and `make test` may be started side by side
 if [[ -f $stamp && "$(cat "$stamp")" == "$(fingerprint)" ]]; then exit 0; fi
 
+interrupted=false
 python="$(find_python)"
 : >"$log"
 say "setting up D-VLA in $venv ($python, torch for $kind); this happens once and takes a few minutes"
 system_packages
 virtual_environment
-torch_build
+touch "$unfinished"
+trap 'interrupted=true; exit 130' INT TERM
+trap '$interrupted || rm -f "$unfinished"' EXIT
+bash deploy/install_torch.sh "$venv/bin/python" "$kind" "$log"
 python_packages
 vulkan_device
 redis_server
