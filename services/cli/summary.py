@@ -1,0 +1,94 @@
+"""The figures of a run: success before and after, speed, idle shares, staleness, and the line that sums them up."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from services.cli.lanes import LANES, LaneShare, seconds_between, shares
+from services.cli.samples import Sample, StoreSample
+
+TRAINING = "training"
+"""The stage whose time and steps count for speed and idle shares."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the training stage of a run came to. Rates are per second of its wall time.
+
+    staleness: histogram over trained groups, index = updates.
+    """
+
+    seconds: float = 0.0
+    updates: int = 0
+    trained_steps: int = 0
+    accepted_steps: int = 0
+    lanes: Mapping[str, LaneShare] = field(default_factory=dict)
+    staleness: tuple[int, ...] = ()
+    restarts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def steps_per_second(self) -> float:
+        """Trained env steps per second of training wall time."""
+        return self.trained_steps / self.seconds if self.seconds else 0.0
+
+    @property
+    def staleness_mean(self) -> float:
+        """Mean staleness of trained groups, in updates."""
+        total = sum(self.staleness)
+        return sum(index * count for index, count in enumerate(self.staleness)) / total if total else 0.0
+
+    @property
+    def staleness_max(self) -> int:
+        """Largest staleness of a trained group, in updates."""
+        return max((index for index, count in enumerate(self.staleness) if count), default=0)
+
+
+def training_samples(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples of the training stage, and the last one before it, which holds the counters at its start."""
+    marks = [index for index, sample in enumerate(samples) if sample.stage == TRAINING]
+    return list(samples[max(0, marks[0] - 1) : marks[-1] + 1]) if marks else []
+
+
+def summarise(samples: Sequence[Sample]) -> Summary:
+    """The figures of the training stage."""
+    span = training_samples(samples)
+    with_store = [sample for sample in span if sample.store is not None]
+    if len(with_store) < 2:
+        return Summary(restarts=samples[-1].restarts if samples else {})
+    first, last = with_store[0], with_store[-1]
+    start, end = _store(first), _store(last)
+    return Summary(
+        seconds=last.t - first.t,
+        updates=end.update - start.update,
+        trained_steps=_gained(start, end, "trained_steps"),
+        accepted_steps=_gained(start, end, "accepted_steps"),
+        lanes=shares(seconds_between(span)),
+        staleness=_staleness(start.staleness, end.staleness),
+        restarts=samples[-1].restarts,
+    )
+
+
+def final_line(before: float | None, after: float, starts: int, summary: Summary) -> str:
+    """The one line that ends a run. Its form is a promise to whoever reads it by machine."""
+    lanes = "/".join(f"{100 * _idle(summary, lane):.0f}" for lane in LANES)
+    return (
+        f"success {'n/a' if before is None else f'{before:.2f}'} -> {after:.2f} ({starts} held-out starts), "
+        f"{summary.steps_per_second:.0f} env steps/s, lanes idle {lanes} %, "
+        f"staleness mean {summary.staleness_mean:.1f} max {summary.staleness_max}"
+    )
+
+
+def _idle(summary: Summary, lane: str) -> float:
+    return summary.lanes[lane].idle_share if lane in summary.lanes else 0.0
+
+
+def _store(sample: Sample) -> StoreSample:
+    return sample.store or StoreSample()
+
+
+def _gained(start: StoreSample, end: StoreSample, counter: str) -> int:
+    return max(0, end.counters.get(counter, 0) - start.counters.get(counter, 0))
+
+
+def _staleness(start: tuple[int, ...], end: tuple[int, ...]) -> tuple[int, ...]:
+    earlier = start + (0,) * (len(end) - len(start))
+    return tuple(max(0, b - a) for a, b in zip(earlier, end, strict=False))
