@@ -33,7 +33,7 @@ class PolicySpec:
     ratio_level: Literal["token", "action", "chunk"]
     record: dict[str, tuple[tuple[int, ...], str]]  # name -> (shape per row, numpy dtype)
     observation: tuple[str, ...]  # names of the observation tensors it reads
-    mask_unexecuted: bool  # learner: mask unexecuted actions (token heads), or keep an executed chunk whole (flow heads)
+    mask_unexecuted: bool  # whether the learner masks unexecuted actions (token heads) or scores chunks whole (flow)
     config: dict[str, object]
 
 
