@@ -37,5 +37,5 @@ def evaluation_seed(index: int, base: int = 0) -> int:
 def _draw(seeds: range, purpose: str, base: int, index: int) -> int:
     if index < 0 or index >= len(seeds):
         raise ConfigError(f"{purpose} start {index} does not exist: expected an index from 0 to {len(seeds) - 1}")
-    offset = xxhash.xxh3_64_intdigest(f"{purpose}:{base}")
+    offset = xxhash.xxh3_64_intdigest(f"{purpose}:{base}".encode())
     return seeds[(offset + index * _STRIDE) % len(seeds)]

@@ -66,5 +66,5 @@ class VectorSim(ABC):
         """An RGB frame (uint8 [H, W, 3]) of one slot for a recording, or None if it cannot be drawn."""
         return None
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most simulators have nothing to free
         """Free everything."""
