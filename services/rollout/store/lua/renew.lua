@@ -1,0 +1,5 @@
+-- ARGV: 2 worker.
+if not M.epoch then return { 'NO_RUN' } end
+expire()
+seen(ARGV[2])
+return { 'OK', call('SCARD', P .. 'w:' .. ARGV[2]) }

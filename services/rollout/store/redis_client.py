@@ -1,0 +1,123 @@
+"""The connection to Redis: explicit timeouts, no hidden retries, and errors in our own words.
+
+redis-py would by default re-issue a command ten times, also one that was executed and lost only its reply. Here
+the driver never retries; `RedisLink.retrying` does, and is used only for calls that are idempotent: every script
+is (by job key, attempt, request id, epoch or update), and so are writes and deletions of chunks under unique names.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import structlog
+from redis import exceptions
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from services.common.errors import ConfigError, DvlaError, Exhausted, Unavailable, Unsupported
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+OLDEST_REDIS = (6, 2)
+COMMAND_SECONDS = 10.0
+"""Longest wait for the reply of one command; scripts take well under a millisecond."""
+_READ_BYTES = 1024 * 1024  # twice as fast as the default for replies of a megabyte
+_LOST = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError)
+_REFUSALS = ("MISCONF", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY ")
+
+
+class RedisLink:
+    """A pool of connections to one Redis for commands, and clients apart for blocking reads.
+
+    url: unix:///path, redis://host:port/db or rediss://host:port/db (TLS). password: overrides that of the url.
+    patience: seconds for which a lost connection is re-tried before a call fails with Unavailable.
+    """
+
+    def __init__(self, url: str, password: str = "", patience: float = 10.0, connections: int = 64) -> None:
+        self.url = url
+        self._password = password
+        self._patience = patience
+        self.client = self._client(COMMAND_SECONDS, connections)
+
+    def _client(self, seconds: float, connections: int) -> Redis:
+        options: dict[str, Any] = {"password": self._password} if self._password else {}
+        try:
+            pool = BlockingConnectionPool.from_url(
+                self.url,
+                max_connections=connections,
+                timeout=seconds,
+                socket_timeout=seconds,
+                socket_connect_timeout=2.0,
+                socket_read_size=_READ_BYTES,
+                retry=Retry(NoBackoff(), 0),
+                protocol=2,  # Redis 6.2 speaks it too, and replies have one shape everywhere
+                **options,
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"redis = {self.url!r} is no address ({error}); expected unix:///path, redis://host:port or rediss://..."
+            ) from error
+        return Redis(connection_pool=pool)
+
+    def blocking_client(self, block_seconds: float) -> Redis:
+        """A client with a connection of its own for reads that block; its timeout is longer than they do."""
+        return self._client(block_seconds + COMMAND_SECONDS, 1)
+
+    async def check(self) -> None:
+        """Wait for Redis, then refuse one that is too old or may evict keys.
+
+        Raises:
+            Unavailable: it does not answer within the patience.
+            Unsupported: too old, or maxmemory-policy is not noeviction.
+        """
+        info = await self.retrying("connect", lambda: self.client.info())
+        version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
+        if version < OLDEST_REDIS:
+            raise Unsupported(f"Redis at {self.url} is {info['redis_version']}; expected 6.2 or newer, or Valkey")
+        check_policy(str(info["maxmemory_policy"]))
+
+    async def retrying(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Await `call()`, an idempotent one, again while the connection is lost; bounded backoff and time."""
+        deadline = time.monotonic() + self._patience
+        pause = 0.02
+        while True:
+            try:
+                return await call()
+            except exceptions.AuthenticationError as error:
+                raise ConfigError(f"Redis at {self.url} refused us: {error}; set redis_password_file") from error
+            except _LOST as error:
+                if time.monotonic() + pause > deadline:
+                    raise Unavailable(f"Redis at {self.url} cannot be reached for {what}: {error}") from error
+                log.debug("redis lost", what=what, error=str(error))
+            except exceptions.ResponseError as error:
+                raise translated(error, what) from error
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 1.0)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.client.aclose()
+        await self.client.connection_pool.disconnect()
+
+
+def check_policy(policy: str) -> None:
+    """Refuse a Redis that evicts: it would drop whole streams, not entries."""
+    if policy != "noeviction":
+        raise Unsupported(
+            f"Redis has maxmemory-policy {policy!r} and may drop accepted work; set maxmemory-policy noeviction"
+        )
+
+
+def translated(error: exceptions.ResponseError, what: str) -> Exception:
+    """Our error for an error reply, or the error itself if it is a programming error."""
+    text = str(error)
+    if isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in text:
+        return Exhausted(f"Redis is at its memory limit and refused {what}; raise maxmemory or wait for the learner")
+    if text.startswith(_REFUSALS):
+        return Unavailable(f"Redis refused {what}: {text}")
+    if isinstance(error, exceptions.NoPermissionError):
+        return ConfigError(f"Redis refused {what}: {text}; give its user this permission")
+    return DvlaError(f"Redis answered {what} with an error: {text}")

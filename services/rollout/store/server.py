@@ -1,0 +1,74 @@
+"""One store process, wired: Redis, state machine, servicer, upkeep."""
+
+import asyncio
+
+from dvla.v1 import store_pb2, store_pb2_grpc
+
+from services.common.errors import DvlaError, NotFound
+from services.common.server import RoleServer, until_stopped
+from services.common.telemetry import Telemetry
+from services.rollout.store.config import StoreConfig
+from services.rollout.store.machine import RolloutStore
+from services.rollout.store.redis_client import RedisLink
+from services.rollout.store.servicer import StoreServicer
+
+REPORT_SECONDS = 2.0
+
+
+class StoreServer:
+    """`start` it, run `work` until it shall end, then `stop` it."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self.telemetry = Telemetry("store", config.replica("store"))
+        self._link = RedisLink(config.redis, config.redis_password(), config.redis_patience_seconds)
+        self.store = RolloutStore(self._link)
+        self._server = RoleServer(config, self.telemetry)
+        store_pb2_grpc.add_StoreServiceServicer_to_server(StoreServicer(self.store), self._server.grpc)
+
+    async def start(self) -> None:
+        """Refuse an unfit Redis, then serve."""
+        await self._link.check()
+        await self._server.start()
+
+    async def work(self) -> None:
+        """Wake waiters, sweep and report, until cancelled or until one of the three fails."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.store.wakeups.listen())
+            tasks.create_task(self.store.maintain())
+            tasks.create_task(self._report())
+
+    async def stop(self) -> None:
+        """Answer long polls, drain, disconnect."""
+        self.store.stop_waiting()
+        await self._server.stop()
+        await self.store.close()
+
+    async def _report(self) -> None:
+        while True:
+            try:
+                for run in await self.store.runs():
+                    await self._report_run(run)
+                self.telemetry.facts["redis"] = f"{self._link.url}: connected"
+            except DvlaError as error:
+                self.telemetry.facts["redis"] = str(error)
+            await asyncio.sleep(REPORT_SECONDS)
+
+    async def _report_run(self, run: str) -> None:
+        try:
+            stats = await self.store.get_stats(store_pb2.GetStatsRequest(run=run))
+        except NotFound:
+            return
+        gauges = ("update", "open_groups", "complete_groups", "leased_groups", "granted_jobs", "workers", "bytes")
+        self.telemetry.update({f"{run}/{name}": float(getattr(stats, name)) for name in gauges})
+        self.telemetry.update({f"{run}/{name}": float(value) for name, value in stats.counters.items()})
+        self.telemetry.update({"redis_used_bytes": stats.redis_used, "redis_limit_bytes": stats.redis_limit})
+
+
+async def serve(config: StoreConfig) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    server = StoreServer(config)
+    try:
+        await server.start()
+        await until_stopped(server.work())
+    finally:
+        await server.stop()
