@@ -4,7 +4,7 @@ A slot that ends inside a chunk stops there: the rest of its row is reward 0, su
 never resets by itself, so a final observation is always the finished episode's own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -91,9 +91,16 @@ class ChunkRunner:
         self._running[slots] = finite
         return ResetResult(observation, tuple(f"{why} right after reset" if why else "" for why in names))
 
-    def advance(self, slots: IntArray, actions: FloatArray, final: FinalObservation = "none") -> ChunkResult:
+    def advance(
+        self,
+        slots: IntArray,
+        actions: FloatArray,
+        final: FinalObservation = "none",
+        after_step: Callable[[IntArray], None] | None = None,
+    ) -> ChunkResult:
         """Execute actions (float32 [n, C, D], environment units, unclipped; left untouched) on running slots.
 
+        after_step: called after every control step with the slots that were stepped, for recordings.
         Raises InvalidInput for slots without an episode and for actions of wrong shape, dtype or not finite.
         """
         slots = check_slots(slots, self.sim.num_slots)
@@ -103,8 +110,11 @@ class ChunkRunner:
         wanted = check_actions(actions, len(slots), self.sim.spec.action)
         chunk = _Chunk(self, slots, wanted)
         for index in range(wanted.shape[1]):
-            if not chunk.advance(index):
+            stepped = chunk.advance(index)
+            if not len(stepped):
                 break
+            if after_step:
+                after_step(stepped)
         return chunk.finish(final)
 
     def observe(self, slots: IntArray) -> Observation:
@@ -128,13 +138,13 @@ class _Chunk:
         self._truncated = np.zeros(n, np.bool_)
         self._failed = [""] * n
 
-    def advance(self, index: int) -> bool:
-        """Do control step `index` on the slots still running; False if there are none."""
+    def advance(self, index: int) -> IntArray:
+        """Do control step `index` on the slots still running; returns them."""
         runner = self._runner
         rows = np.flatnonzero(runner._running[self._slots])
-        if not len(rows):
-            return False
         slots = self._slots[rows]
+        if not len(rows):
+            return slots
         step = check_control_step(runner.sim.step(slots, self._wanted[rows, index]), len(rows))
         runner.env_steps += len(rows)
         runner._step[slots] += 1
@@ -148,7 +158,7 @@ class _Chunk:
         self._terminated[rows] = step.terminated | (step.success & runner._end_on_success[slots])
         self._truncated[rows] = runner._step[slots] >= runner._limit[slots]
         runner._running[slots] = finite & ~self._terminated[rows] & ~self._truncated[rows]
-        return True
+        return slots
 
     def finish(self, final: FinalObservation) -> ChunkResult:
         """Observe what a policy or the learner will read, and drop slots that broke."""

@@ -11,7 +11,7 @@ from services.sim.vector import VectorSim
 
 Option = int | float | bool | str
 
-BACKENDS = ("toy", "scripted", "maniskill")
+BUILT_IN = ("toy", "scripted", "maniskill")
 DEVICES = ("cpu", "cuda")
 
 
@@ -21,7 +21,7 @@ class SimConfig(RoleConfig):
 
     listen: str = "127.0.0.1:7431"
     """Address to serve on: unix:/path or host:port."""
-    backend: str = "maniskill"
+    sim: str = "maniskill"
     """maniskill, toy, scripted, or module:Class of a VectorSim of your own (called with num_slots and `options`)."""
     device: str = "cpu"
     """cpu (one environment per slot) or cuda, cuda:N (one batched scene); ManiSkill only."""
@@ -55,7 +55,7 @@ class SimConfig(RoleConfig):
     """Environment slots of one session."""
     sessions: int = 2
     """Sessions served at the same time; a worker opens two to overlap inference with physics."""
-    processes: int = 2
+    processes: int = 1
     """Environment processes that the sessions are spread over; 0 runs the simulator in a thread of the service."""
     step_timeout: float = 120.0
     """Seconds after which an environment process that does not answer is killed and replaced."""
@@ -64,8 +64,8 @@ class SimConfig(RoleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.backend not in BACKENDS and ":" not in self.backend:
-            raise ConfigError(f"backend = {self.backend!r}; expected {', '.join(BACKENDS)} or module:Class")
+        if self.sim not in BUILT_IN and ":" not in self.sim:
+            raise ConfigError(f"sim = {self.sim!r}; expected {', '.join(BUILT_IN)} or module:Class")
         if self.device.split(":")[0] not in DEVICES:
             raise ConfigError(f"device = {self.device!r}; expected cpu, cuda or cuda:N")
         for name, least in (("slots", 1), ("sessions", 1), ("processes", 0), ("max_steps", 0), ("image_size", 1)):
@@ -84,24 +84,24 @@ class SimConfig(RoleConfig):
 def build_sim(config: SimConfig, num_slots: int | None = None) -> VectorSim:
     """A new simulator as configured. Raises ConfigError, NotFound or Unsupported with one clear line."""
     slots = num_slots or config.slots
-    if config.backend == "maniskill":
+    if config.sim == "maniskill":
         return _maniskill(config, slots)
-    if config.backend == "toy":
+    if config.sim == "toy":
         from services.sim.toy import build_toy
 
         return build_toy(config, slots)
-    if config.backend == "scripted":
+    if config.sim == "scripted":
         from services.sim.scripted import build_scripted
 
         return build_scripted(config, slots)
-    return _custom(config.backend, slots, config.options)
+    return _custom(config.sim, slots, config.options)
 
 
 def _maniskill(config: SimConfig, slots: int) -> VectorSim:
     try:
         from services.sim.maniskill_common import ManiSkillOptions
     except ModuleNotFoundError as error:
-        raise ConfigError(f"backend 'maniskill' needs {error.name}; pip install 'dvla[maniskill]'") from error
+        raise ConfigError(f"sim = 'maniskill' needs {error.name}; pip install 'dvla[maniskill]'") from error
     options = ManiSkillOptions(
         tasks=config.tasks,
         observation=config.observation,
@@ -125,16 +125,16 @@ def _maniskill(config: SimConfig, slots: int) -> VectorSim:
     return ManiSkillGpu(slots, options, config.device)
 
 
-def _custom(backend: str, slots: int, options: Mapping[str, Any]) -> VectorSim:
-    module, _, name = backend.partition(":")
+def _custom(path: str, slots: int, options: Mapping[str, Any]) -> VectorSim:
+    module, _, name = path.partition(":")
     try:
         factory = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"backend = {backend!r} cannot be loaded: {error}; is its folder on PYTHONPATH?") from error
+        raise ConfigError(f"sim = {path!r} cannot be loaded: {error}; is its folder on PYTHONPATH?") from error
     try:
         sim = factory(num_slots=slots, **options)
     except TypeError as error:
-        raise ConfigError(f"backend = {backend!r} refuses num_slots and options {dict(options)}: {error}") from error
+        raise ConfigError(f"sim = {path!r} refuses num_slots and options {dict(options)}: {error}") from error
     if not isinstance(sim, VectorSim):
-        raise ConfigError(f"backend = {backend!r} makes a {type(sim).__name__}, expected a VectorSim")
+        raise ConfigError(f"sim = {path!r} makes a {type(sim).__name__}, expected a VectorSim")
     return sim

@@ -45,6 +45,8 @@ class ManiSkillGpu(VectorSim):
         if self._env.reconfiguration_freq:
             raise Unsupported(f"task {self._task!r} rebuilds its scene at every reset: start states cannot be stored")
         self.spec = sim_spec({self._task: self._env}, options, "state", BACKEND)
+        # Kernels compile in the first step: here, not while a session waits.
+        self.step(np.zeros(0, np.int64), np.zeros((0, self.spec.action.dim), np.float32))
 
     def make_start(self, task: str, seed: int) -> bytes:
         """Reset the spare slot from the seed and write its state down."""
