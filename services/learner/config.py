@@ -131,6 +131,9 @@ class LearnerConfig(RoleConfig):
     """Write a checkpoint when the last one is older than this; 0 for never."""
     keep_checkpoints: int = 3
     """Newest checkpoints that are kept."""
+    stop_at_success: float = 0.0
+    """End the run early once training episodes, before any filter, succeed at this rate; 0 for never. A policy that
+    always succeeds leaves no group to learn from."""
     prefetch_updates: int = 2
     """Updates whose groups are fetched ahead at most."""
     starved_seconds: float = 60.0
@@ -244,6 +247,8 @@ class LearnerConfig(RoleConfig):
         for name in ("keep_checkpoints", "prefetch_updates"):
             self._at_least(name, 1)
         self._above("starved_seconds", 0)
+        if not 0 <= self.stop_at_success <= 1:
+            self._refuse("stop_at_success", "0 to 1")
 
     def _one_of(self, name: str, allowed: tuple[str, ...]) -> None:
         if getattr(self, name) not in allowed:
