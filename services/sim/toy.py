@@ -119,13 +119,17 @@ class ToySim(VectorSim):
         out: Observation = {}
         for tensor in self.spec.observation:
             if tensor.name == "state":
-                state = np.concatenate([self._point[slots], self._goal[slots]], axis=1)
+                state = self.privileged_state(slots)
                 for fault in self._hits(slots, "nan_observation"):
                     state[slots == fault.slot] = np.nan
                 out["state"] = state
             else:
                 out[tensor.name] = _draw(self._point[slots], self._goal[slots], self._image_size)
         return out
+
+    def privileged_state(self, slots: IntArray) -> FloatArray:
+        """Point x, y, goal x, y (float32 [n, 4]), whatever the policy may see."""
+        return np.concatenate([self._point[slots], self._goal[slots]], axis=1)
 
     def render(self, slot: int) -> Array | None:
         """A 64 pixel image of one slot."""
