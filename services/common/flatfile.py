@@ -9,6 +9,7 @@ lock is free while they are copied.
 
 import fcntl
 import os
+import stat
 import struct
 import time
 from pathlib import Path
@@ -149,6 +150,8 @@ class FlatFile:
             self._fd = -1
 
     def _expect(self, generation: int, length: int) -> None:
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            raise InvalidInput(f"{str(self.path)!r} is no regular file")
         raw = os.pread(self._fd, _HEADER.size, 0)
         if len(raw) < _HEADER.size or os.fstat(self._fd).st_size < HEADER_BYTES + length:
             raise InvalidInput(f"{str(self.path)!r} is shorter than the {length} bytes announced")

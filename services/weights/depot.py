@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -67,6 +68,7 @@ class Draft:
     def __init__(self, depot: "Depot", entry: Entry, file: FlatFile) -> None:
         self._depot, self._entry, self._file = depot, entry, file
         self._coverage = Coverage(entry.manifest.length)
+        self._busy = threading.Lock()  # an abort waits for a copy or a seal that runs in another thread
 
     @property
     def manifest(self) -> Manifest:
@@ -80,9 +82,10 @@ class Draft:
 
     def copy(self, source: FlatFile) -> None:
         """Take all bytes from another flat file."""
-        for offset in range(0, self.manifest.length, PIECE):
-            length = min(PIECE, self.manifest.length - offset)
-            self.write(offset, source.read(offset, length))
+        with self._busy:
+            for offset in range(0, self.manifest.length, PIECE):
+                length = min(PIECE, self.manifest.length - offset)
+                self.write(offset, source.read(offset, length))
 
     def seal(self) -> Version:
         """Verify all hashes, make the version durable, then make it readable, the newest.
@@ -94,12 +97,14 @@ class Draft:
         if gap:
             inside = next((t for t in self.manifest.layout.tensors if t.offset + t.length > gap[0]), "padding")
             raise InvalidInput(f"bytes {gap[0]} to {gap[1]} were not sent (tensor {inside})")
-        verify(self.manifest, self._file.read)
-        return self._depot._seal(self._entry, self._file.read)
+        with self._busy:
+            verify(self.manifest, self._file.read)
+            return self._depot._seal(self._entry, self._file.read)
 
     def abort(self) -> None:
-        """Throw it away if it is not sealed; safe to call at any time."""
-        self._depot._abort(self._entry)
+        """Throw it away if it is not sealed; safe to call at any time, from any thread."""
+        with self._busy:
+            self._depot._abort(self._entry)
 
 
 class Depot:
@@ -112,12 +117,15 @@ class Depot:
         self._sealing = threading.Lock()  # one seal or fence at a time; held while the disk is written
         self._listeners: list[Callable[[str], None]] = []
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the shared files."""
+        return self._pool.folder
+
     def restore(self) -> None:
         """Bring back fences and the newest stored version of each model that is whole."""
         if self._archive is None:
             return
-        for model, epoch in self._archive.fences().items():
-            self._library.fence(model, epoch)
         for model in self._archive.models():
             for manifest, path in self._archive.stored(model):
                 try:
@@ -127,6 +135,8 @@ class Depot:
                     continue
                 log.info("restored", model=model, version=str(manifest.version))
                 break
+        for model, epoch in self._archive.fences().items():  # after the versions, which are of older epochs
+            self._library.fence(model, epoch)
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Call `listener(model)` after every seal, in the thread that sealed."""
@@ -157,9 +167,17 @@ class Depot:
             try:
                 entry = self._library.begin(manifest, number)
             except DvlaError:
-                self._pool.release(number)
+                self._pool.discard(number)
                 raise
-            return Draft(self, entry, self._pool[number].file)
+            file = self._pool[number].file
+        try:
+            file.start(manifest.length)  # takes seconds for gigabytes, so readers must not wait for it
+        except DvlaError:
+            with self._lock:
+                self._library.drop(entry)
+                self._pool.discard(number)
+            raise
+        return Draft(self, entry, file)
 
     def newest(self, model: str) -> Version | None:
         """The newest sealed version, if any."""
@@ -233,6 +251,8 @@ class Depot:
         manifest = entry.manifest
         with self._sealing:
             with self._lock:
+                if entry.state != "writing":
+                    raise ValueError(f"version {entry.version} has been aborted or sealed before")
                 repeated = not self._library.admit(manifest)
             if repeated:  # another try of the same publish was faster
                 return manifest.version

@@ -10,6 +10,7 @@ Everything is written under a temporary name, synced, then renamed: a file with 
 import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -54,7 +55,8 @@ class Archive:
             for old in self._versions(manifest.model)[KEEP:]:
                 old.unlink()
         except OSError as error:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):  # the room it takes is wanted back, but the error that counts is the first
+                partial.unlink(missing_ok=True)
             raise Exhausted(
                 f"version {manifest.version} of {manifest.model} cannot be written to {str(self._folder)!r}: "
                 f"{error.strerror}; make room there"

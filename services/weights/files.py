@@ -38,7 +38,8 @@ class FilePool:
     def take(self, length: int) -> int | None:
         """A slot for `length` bytes, locked exclusively: an unread free one, else a new one, else None.
 
-        Raises InvalidInput if the budget can never hold it, Exhausted if the file system has no room.
+        The caller starts the file, fills it, then calls `finish`, or `discard` if that fails. Raises InvalidInput
+        if the budget can never hold so much.
         """
         if length > self._budget:
             raise InvalidInput(f"a version of {length} bytes is larger than the budget of {self._budget}")
@@ -48,15 +49,9 @@ class FilePool:
             if len(self._slots) >= self._max_files or self.reserved() + length > self._budget:
                 return None
             number, self._next = self._next, self._next + 1
-            self._slots[number] = Slot(FlatFile.create(self.folder, PREFIX), 0)
+            self._slots[number] = Slot(FlatFile.create(self.folder, PREFIX), length)
         slot = self._slots[number]
-        slot.generation = 0
-        try:
-            slot.file.start(length)
-        except BaseException:
-            self._discard(number)
-            raise
-        slot.size = length
+        slot.generation, slot.size = 0, length
         return number
 
     def finish(self, number: int) -> None:
@@ -93,7 +88,7 @@ class FilePool:
     def close(self) -> None:
         """Remove all files; readers that have one open keep its bytes."""
         for number in list(self._slots):
-            self._discard(number)
+            self.discard(number)
 
     def _reuse(self, length: int) -> int | None:
         for number in sorted(self._free, key=lambda n: abs(self._slots[n].size - length)):
@@ -108,9 +103,10 @@ class FilePool:
         """Give up free files of other sizes while they stand in the way of a larger one."""
         for number in list(self._free):
             if self.reserved() + length > self._budget and self._slots[number].file.try_lock_exclusive():
-                self._discard(number)
+                self.discard(number)
 
-    def _discard(self, number: int) -> None:
+    def discard(self, number: int) -> None:
+        """Delete the slot's file; readers that have it open keep its bytes."""
         self._slots.pop(number).file.remove()
         if number in self._free:
             self._free.remove(number)
