@@ -89,7 +89,7 @@ def finite_rows(observation: Observation) -> tuple[BoolArray, list[str]]:
     why = [""] * n
     for name, array in observation.items():
         if np.issubdtype(array.dtype, np.floating):
-            for row in np.flatnonzero(~np.isfinite(array).reshape(n, -1).all(axis=1)):
+            for row in np.flatnonzero(~np.isfinite(array).all(axis=tuple(range(1, array.ndim)))):
                 why[row] = f"observation {name!r} is not finite"
     return np.array([not text for text in why], np.bool_), why
 
