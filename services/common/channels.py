@@ -56,4 +56,6 @@ def translated(peer: str) -> Iterator[None]:
         code = error.code() if hasattr(error, "code") else None
         details = error.details() if hasattr(error, "details") else str(error)
         kind = ERRORS.get(code, errors.DvlaError) if code is not None else errors.DvlaError
+        if "message larger than max" in (details or ""):
+            kind = errors.InvalidInput  # gRPC calls it RESOURCE_EXHAUSTED, but repeating it would never help
         raise kind(f"{peer}: {details or code}") from error

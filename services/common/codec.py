@@ -15,6 +15,8 @@ from services.common.errors import InvalidInput
 from services.common.spec import Array
 
 ALIGNMENT = 64
+MAX_DIMENSIONS = 16
+MAX_VOLUME = 1 << 48
 INLINE_LIMIT = 256 * 1024
 FRAME_BYTES = 1024 * 1024
 DTYPES = frozenset(
@@ -46,7 +48,8 @@ def pack_into(buffer: memoryview, layout: Layout, arrays: Mapping[str, Array]) -
     """Copy the arrays to their places in a writable buffer of at least `layout.length` bytes."""
     for meta in layout.tensors:
         source = arrays[meta.name]
-        target = np.frombuffer(buffer, source.dtype, source.size, meta.offset).reshape(source.shape)
+        # The native dtype of that name: copying brings foreign byte orders into it.
+        target = np.frombuffer(buffer, meta.dtype, source.size, meta.offset).reshape(source.shape)
         np.copyto(target, source)
 
 
@@ -60,26 +63,31 @@ def pack(arrays: Mapping[str, Array]) -> tuple[Layout, bytearray]:
 
 def views(tensors: Sequence[pb.TensorMeta], buffer: bytes | bytearray | memoryview) -> dict[str, Array]:
     """Read-only views of the tensors in the buffer; raises InvalidInput if one does not fit."""
-    size = len(buffer)
     out: dict[str, Array] = {}
     for meta in tensors:
-        if meta.dtype not in DTYPES:
-            raise InvalidInput(f"tensor {meta.name!r} has unknown dtype {meta.dtype!r}")
-        shape = tuple(meta.shape)
-        if any(side < 0 for side in shape):
-            raise InvalidInput(f"tensor {meta.name!r} has negative shape {shape}")
-        dtype = np.dtype(meta.dtype)
-        count = prod(shape)
-        if meta.offset + count * dtype.itemsize > size:
-            raise InvalidInput(
-                f"tensor {meta.name!r} {meta.dtype}{shape} at {meta.offset} ends beyond the payload's {size} bytes"
-            )
         if meta.name in out:
             raise InvalidInput(f"tensor {meta.name!r} appears twice in one payload")
-        view = np.frombuffer(buffer, dtype, count, meta.offset).reshape(shape)
-        view.flags.writeable = False
-        out[meta.name] = view
+        out[meta.name] = _view(meta, buffer)
     return out
+
+
+def _view(meta: pb.TensorMeta, buffer: bytes | bytearray | memoryview) -> Array:
+    shape, size = tuple(meta.shape), len(buffer)
+    name = f"tensor {meta.name!r} {meta.dtype}{shape} at {meta.offset}"
+    if meta.dtype not in DTYPES:
+        raise InvalidInput(f"{name} has an unknown dtype; expected one of {', '.join(sorted(DTYPES))}")
+    # Empty tensors may have absurd sides: numpy multiplies the others all the same, in 64 bits.
+    volume = prod(side or 1 for side in shape)
+    if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0 or volume > MAX_VOLUME:
+        raise InvalidInput(f"{name} has an impossible shape")
+    dtype, count = np.dtype(meta.dtype), prod(shape)
+    if meta.offset % ALIGNMENT or meta.offset + count * dtype.itemsize > size:
+        raise InvalidInput(f"{name} is not aligned to {ALIGNMENT} bytes or ends beyond the payload's {size} bytes")
+    view = np.frombuffer(buffer, dtype, count, meta.offset).reshape(shape)
+    if dtype == np.bool_ and view.view(np.uint8).max(initial=0) > 1:
+        raise InvalidInput(f"{name} holds a byte that is neither 0 nor 1")
+    view.flags.writeable = False
+    return view
 
 
 def encode(arrays: Mapping[str, Array], hashed: bool = False) -> tuple[pb.Payload, memoryview]:
@@ -106,7 +114,7 @@ class Assembler:
     def __init__(self, payload: pb.Payload, limit: int) -> None:
         if payload.length > limit:
             raise InvalidInput(f"payload of {payload.length} bytes is larger than the limit of {limit}")
-        if payload.frames != -(-payload.length // FRAME_BYTES):
+        if not payload.frames or payload.frames != -(-payload.length // FRAME_BYTES):
             raise InvalidInput(f"payload of {payload.length} bytes announced in {payload.frames} frames")
         self._payload = payload
         self._next = 0
@@ -115,8 +123,11 @@ class Assembler:
     def add(self, frame: pb.Frame) -> bool:
         """Take the next frame; frames come in order and without gaps."""
         end = frame.offset + len(frame.data)
-        if frame.offset != self._next or end > len(self.buffer) or not frame.data:
-            raise InvalidInput(f"frame at {frame.offset} of {len(frame.data)} bytes; expected offset {self._next}")
+        if frame.offset != self._next or end > len(self.buffer) or not 0 < len(frame.data) <= FRAME_BYTES:
+            raise InvalidInput(
+                f"frame at {frame.offset} of {len(frame.data)} bytes; expected 1 to {FRAME_BYTES} bytes at "
+                f"{self._next}, within {len(self.buffer)}"
+            )
         self.buffer[frame.offset : end] = frame.data
         self._next = end
         return end == len(self.buffer)

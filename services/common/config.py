@@ -6,13 +6,15 @@ as `--listen`. Anything unknown or impossible is one clear line and exit code 2.
 role really runs, so that `--help` answers at once.
 """
 
+import os
 import sys
 import tomllib
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
 
 import cyclopts
 from cyclopts import App, CycloptsError, Parameter
@@ -57,9 +59,11 @@ class RoleConfig:
     """Show stack traces."""
 
     def __post_init__(self) -> None:
+        if self.listen:
+            check_address("listen", self.listen)
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ConfigError(f"log_level = {self.log_level!r}; expected debug, info, warning or error")
-        if self.drain_seconds < 0:
+        if not self.drain_seconds >= 0:
             raise ConfigError(f"drain_seconds = {self.drain_seconds}; expected 0 or more")
         if not 0 <= self.metrics_port < 65536:
             raise ConfigError(f"metrics_port = {self.metrics_port}; expected 0 to 65535")
@@ -68,22 +72,35 @@ class RoleConfig:
         """Token and TLS files of this role."""
         from services.common.security import Security
 
-        token = ""
-        if self.token_file:
-            try:
-                token = Path(self.token_file).read_text().strip()
-            except OSError as error:
-                raise ConfigError(f"token_file = {self.token_file!r} cannot be read: {error.strerror}") from error
-            if not token:
-                raise ConfigError(f"token_file = {self.token_file!r} is empty; write a random token into it")
+        token = _read_token(self.token_file) if self.token_file else ""
         return Security(token=token, tls_cert=self.tls_cert, tls_key=self.tls_key, tls_ca=self.tls_ca)
 
     def replica(self, role: str) -> str:
         """The replica's name."""
-        import os
         import socket
 
         return self.name or f"{role}-{socket.gethostname()}-{os.getpid()}"
+
+
+def check_address(field: str, address: str) -> None:
+    """Refuse what is neither unix:/path nor host:port; `field` names the setting."""
+    port = address.rpartition(":")[2]
+    if not address.startswith("unix:") and not (
+        ":" in address and port.isascii() and port.isdigit() and int(port) < 65536
+    ):
+        raise ConfigError(f"{field} = {address!r}; expected unix:/path or host:port, such as 127.0.0.1:50051")
+
+
+def _read_token(path: str) -> str:
+    try:
+        token = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"token_file = {path!r} cannot be read: {error.strerror}") from error
+    if not token:
+        raise ConfigError(f"token_file = {path!r} is empty; write a random token into it")
+    if not all(0x20 < byte < 0x7F for byte in token):  # all that a header can carry
+        raise ConfigError(f"token_file = {path!r} holds more than one word of printable ASCII; write one token into it")
+    return token.decode()
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
@@ -92,7 +109,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError as error:
         raise ConfigError(f"recipe {str(path)!r} does not exist; recipes/ holds ready ones") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe {str(path)!r} is not valid TOML: {error}") from error
     except OSError as error:
         raise ConfigError(f"recipe {str(path)!r} cannot be read: {error.strerror}") from error
@@ -130,28 +147,29 @@ def role_app(name: str, config_class: type[ConfigT], run: Callable[[ConfigT], No
 
 def run_app(app: App, tokens: Sequence[str]) -> int:
     """Run a role's app on command-line tokens and return the exit code; prints one line for a bad setting."""
-    debug = "--debug" in tokens
     section = app.name[0]
+    prefix = f"DVLA_{section.upper()}_"
     try:
-        app.config = (
-            cyclopts.config.Env(f"DVLA_{section.upper()}_", command=False),
-            *([cyclopts.config.Dict(_section(tokens, section), source="recipe")] if _recipe(tokens) else []),
-        )
+        recipe = _recipe(tokens) or os.environ.get(prefix + "RECIPE", "")
+        values = _section(Path(recipe), section, field_names(_config_class(app))) if recipe else {}
+        # Unknown variables are no error: Kubernetes adds some, such as DVLA_SIM_SERVICE_HOST, for every service.
+        app.config = (cyclopts.config.Env(prefix, command=False), cyclopts.config.Dict(values, source="recipe"))
         app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         cause = error.__cause__
-        print(f"error: {cause if isinstance(cause, DvlaError) else _plain(error)}", file=sys.stderr)
-        return 2
+        plain = ConfigError(str(error)).with_traceback(error.__traceback__)
+        return report(cause if isinstance(cause, DvlaError) else plain, "--debug" in tokens)
     except DvlaError as error:
-        if debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return report(error, "--debug" in tokens)
     return 0
 
 
-def _plain(error: CycloptsError) -> str:
-    return " ".join(str(error).split())
+def report(error: DvlaError, debug: bool) -> int:
+    """Print an error as one line, with `debug` after its stack trace; returns the exit code."""
+    if debug:
+        traceback.print_exception(error)
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    return error.exit_code
 
 
 def _recipe(tokens: Sequence[str]) -> str:
@@ -163,8 +181,15 @@ def _recipe(tokens: Sequence[str]) -> str:
     return ""
 
 
-def _section(tokens: Sequence[str], section: str) -> dict[str, Any]:
-    values = read_recipe(Path(_recipe(tokens))).get(section, {})
+def _config_class(app: App) -> type:
+    """The dataclass that `role_app` annotated the app's command with."""
+    annotated = app.default_command.__annotations__["config"]
+    return cast(type, get_args(get_args(annotated)[0])[0])
+
+
+def _section(recipe: Path, section: str, known: Sequence[str]) -> dict[str, Any]:
+    values = read_recipe(recipe).get(section, {})
     if not isinstance(values, dict):
         raise ConfigError(f"[{section}] of the recipe is not a table")
+    check_keys(section, values, known)
     return {key.replace("_", "-"): value for key, value in values.items()}

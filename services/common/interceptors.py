@@ -2,6 +2,7 @@
 
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
@@ -31,8 +32,11 @@ ERRORS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.Unavailable,
     grpc.StatusCode.CANCELLED: errors.Unavailable,
     grpc.StatusCode.FAILED_PRECONDITION: errors.Unsupported,
+    grpc.StatusCode.UNIMPLEMENTED: errors.Unsupported,
 }
 TOKEN_HEADER = "authorization"
+DETAILS_LIMIT = 800
+"""Characters of an error that travel: a status lies in the trailers, and peers refuse trailers above 8 KiB."""
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -47,16 +51,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        method = handler_call_details.method
-        if handler.response_streaming:
-            kind = "stream_stream" if handler.request_streaming else "unary_stream"
-            wrapped: Any = _guard_stream(getattr(handler, kind), method)
-        else:
-            kind = "stream_unary" if handler.request_streaming else "unary_unary"
-            wrapped = _guard_unary(getattr(handler, kind), method)
-        return getattr(grpc, f"{kind}_rpc_method_handler")(
-            wrapped, handler.request_deserializer, handler.response_serializer
-        )
+        guard = _guard_stream if handler.response_streaming else _guard_unary
+        return _rewritten(handler, lambda behaviour: guard(behaviour, handler_call_details.method))
+
+
+def _rewritten(handler: Any, change: Callable[[Any], Any]) -> Any:
+    """A handler of the same kind with another behaviour."""
+    request, response = ("stream" if s else "unary" for s in (handler.request_streaming, handler.response_streaming))
+    kind = f"{request}_{response}"
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
+    return make(change(getattr(handler, kind)), handler.request_deserializer, handler.response_serializer)
 
 
 def _guard_unary(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
@@ -72,8 +76,13 @@ def _guard_unary(behaviour: Callable[..., Any], method: str) -> Callable[..., An
 def _guard_stream(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         try:
-            async for reply in behaviour(request, context):
-                yield reply
+            replies = behaviour(request, context)
+            if not hasattr(replies, "__aiter__"):  # a coroutine that calls context.write, such as health's Watch
+                await replies
+                return
+            async with aclosing(replies):  # cleans up now, not when the garbage collector comes by
+                async for reply in replies:
+                    yield reply
         except Exception as error:  # noqa: BLE001 - every path aborts the call with a status
             await _abort(error, method, context)
 
@@ -85,9 +94,9 @@ async def _abort(error: Exception, method: str, context: grpc.aio.ServicerContex
         raise error
     for kind, code in CODES.items():
         if isinstance(error, kind):
-            await context.abort(code, str(error))
+            await context.abort(code, str(error)[:DETAILS_LIMIT])
     log.error("call failed", method=method, exc_info=error)
-    await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+    await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"[:DETAILS_LIMIT])
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
@@ -95,11 +104,6 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()
-
-        async def refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing bearer token; give --token-file")
-
-        self._refuse: Any = grpc.unary_unary_rpc_method_handler(refuse)
 
     async def intercept_service(
         self,
@@ -109,9 +113,14 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         """Compare in constant time."""
         given = next((v for k, v in handler_call_details.invocation_metadata or () if k == TOKEN_HEADER), "")
         raw = given if isinstance(given, bytes) else given.encode()
-        if not hmac.compare_digest(raw, self._expected):
-            return self._refuse
-        return await continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
+        if handler is None or hmac.compare_digest(raw, self._expected):
+            return handler
+        return _rewritten(handler, lambda _: _refuse)
+
+
+async def _refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing bearer token; give --token-file")
 
 
 def _with_token(details: Any, header: tuple[str, str]) -> Any:

@@ -1,8 +1,10 @@
 """One way to run a role: a gRPC server with health, status, errors as codes, and a graceful drain on SIGTERM."""
 
 import asyncio
+import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -19,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, start_http_server
 
 from services.common.channels import MESSAGE_LIMIT
-from services.common.config import RoleConfig
+from services.common.config import RoleConfig, report
 from services.common.errors import ConfigError, DvlaError
 from services.common.interceptors import ErrorInterceptor, TokenInterceptor
 from services.common.security import require_protected
@@ -34,6 +36,8 @@ SERVER_OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # two servers on one port is an error, not load balancing
 )
+
+_open: "set[RoleServer]" = set()
 
 
 class RoleServicer(role_pb2_grpc.RoleServiceServicer):
@@ -83,28 +87,49 @@ class RoleServer:
         role_pb2_grpc.add_RoleServiceServicer_to_server(RoleServicer(telemetry), self.grpc)
         if config.reflection:
             reflection.enable_server_reflection((reflection.SERVICE_NAME,), self.grpc)
+        _open.add(self)
 
     async def start(self, serving: bool = True) -> None:
         """Bind and serve; raises ConfigError if the address cannot be bound."""
-        listen = self._config.listen
         try:
-            if listen.startswith("unix:"):
-                remove_stale_socket(listen.removeprefix("unix:"))
-            if self._credentials and not listen.startswith("unix:"):
+            self._bind(self._config.listen)
+            self._start_metrics(self._config.metrics_host, self._config.metrics_port)
+        except ConfigError:
+            await self.stop()
+            raise
+        await self.grpc.start()
+        await self.serving(serving)
+        log.info("listening", address=self._config.listen, pid=os.getpid())
+
+    def _bind(self, listen: str) -> None:
+        local = listen.startswith("unix:")
+        if local:
+            remove_stale_socket(listen.removeprefix("unix:"))
+        try:
+            if self._credentials and not local:
                 self.grpc.add_secure_port(listen, self._credentials)
             else:
                 self.grpc.add_insecure_port(listen)
         except RuntimeError as error:
+            reasons = ["it is no address of this machine", "another process uses it", "its folder does not exist"]
+            if self._credentials:
+                reasons.append(f"{self._config.tls_cert} and {self._config.tls_key} are no valid PEM pair")
             raise ConfigError(
-                f"listen = {listen!r} cannot be bound (is another process using it?); choose another --listen"
+                f"listen = {listen!r} cannot be bound: {', or '.join(reasons)}; "
+                "choose another --listen, such as 127.0.0.1:50051 or unix:/run/dvla.sock"
             ) from error
-        await self.grpc.start()
-        await self.serving(serving)
-        if self._config.metrics_port:
-            registry = CollectorRegistry()
-            registry.register(PrometheusCollector(self._telemetry))
-            start_http_server(self._config.metrics_port, self._config.metrics_host, registry)
-        log.info("listening", address=listen, pid=os.getpid())
+
+    def _start_metrics(self, host: str, port: int) -> None:
+        if not port:
+            return
+        registry = CollectorRegistry()
+        registry.register(PrometheusCollector(self._telemetry))
+        try:
+            start_http_server(port, host, registry)
+        except OSError as error:
+            raise ConfigError(
+                f"metrics endpoint {host}:{port} cannot be bound: {error.strerror}; choose another --metrics-port"
+            ) from error
 
     async def serving(self, yes: bool) -> None:
         """Set the health status of the whole server."""
@@ -115,22 +140,25 @@ class RoleServer:
         """Stop accepting, give calls in flight the drain time, then cancel them."""
         await self.health.enter_graceful_shutdown()
         await self.grpc.stop(self._config.drain_seconds)
+        _open.discard(self)
 
 
 def remove_stale_socket(path: str) -> None:
-    """Remove a socket file that nobody listens on; raises ConfigError if somebody does."""
-    import socket
-
+    """Remove a socket file that nobody listens on; raises ConfigError if somebody does, or if it is no socket."""
     if len(path.encode()) > 100:
         raise ConfigError(f"socket path {path!r} is longer than 100 bytes; choose a shorter folder")
     if not Path(path).exists():
         return
+    if not Path(path).is_socket():
+        raise ConfigError(f"listen = 'unix:{path}' is a file that is no socket; choose another --listen")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
         except (ConnectionRefusedError, FileNotFoundError):
             Path(path).unlink(missing_ok=True)
             return
+        except OSError as error:
+            raise ConfigError(f"listen = 'unix:{path}' cannot be used: {error.strerror}; choose another") from error
     raise ConfigError(f"listen = 'unix:{path}' is in use by a running process; stop it or choose another --listen")
 
 
@@ -145,10 +173,12 @@ async def until_stopped(*tasks: Awaitable[Any]) -> None:
     done, _ = await asyncio.wait([waiter, *running], return_when=asyncio.FIRST_COMPLETED)
     for task in [waiter, *running]:
         task.cancel()
-    await asyncio.gather(waiter, *running, return_exceptions=True)
-    for task in done:
-        if task is not waiter:
-            task.result()
+    ends = await asyncio.gather(waiter, *running, return_exceptions=True)
+    for task in done - {waiter}:
+        task.result()
+    for end in ends:
+        if isinstance(end, Exception):
+            log.error("failed while stopping", exc_info=end)
 
 
 def run_role(main: Callable[[], Awaitable[None]], config: RoleConfig) -> None:
@@ -156,16 +186,16 @@ def run_role(main: Callable[[], Awaitable[None]], config: RoleConfig) -> None:
     configure_logging(config.log_level)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_await(main))
+            runner.run(_stopping_servers(main))
     except DvlaError as error:
-        if config.debug:
-            raise
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(error.exit_code) from error
+        raise SystemExit(report(error, config.debug)) from error
 
 
-async def _await(main: Callable[[], Awaitable[None]]) -> None:
-    await main()
+async def _stopping_servers(main: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await main()
+    finally:  # left to the garbage collector, a server complains about the closed loop or waits for ever
+        await asyncio.gather(*(server.stop() for server in _open))
 
 
 def configure_logging(level: str) -> None:
@@ -178,7 +208,7 @@ def configure_logging(level: str) -> None:
             structlog.processors.format_exc_info,
             structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )

@@ -27,8 +27,8 @@ class Lane:
 
     def set(self, state: str) -> str:
         """Switch to `BUSY` or to an idle reason; returns the previous state."""
-        now = time.monotonic()
         with self._lock:
+            now = time.monotonic()  # inside the lock, or two threads could set the clock back
             previous = self._state
             self._seconds[previous] = self._seconds.get(previous, 0.0) + now - self._since
             self._state, self._since = state, now
@@ -45,8 +45,8 @@ class Lane:
 
     def seconds(self) -> dict[str, float]:
         """Seconds by state so far, the current one included."""
-        now = time.monotonic()
         with self._lock:
+            now = time.monotonic()
             out = dict(self._seconds)
             out[self._state] = out.get(self._state, 0.0) + now - self._since
         return out

@@ -26,7 +26,7 @@ from services.common.spec import Array
 
 Trajectory = dict[str, Array]
 
-_ROWS = {
+_ROWS: dict[str, tuple[type[np.generic], int]] = {
     "action": (np.float32, 3),
     "executed_action": (np.float32, 3),
     "log_prob": (np.float32, 3),
@@ -40,31 +40,44 @@ _ROWS = {
 def validate(trajectory: Mapping[str, Array]) -> None:
     """Refuse a trajectory that a learner must not train on; the message names tensor and expectation."""
     for name, (dtype, ndim) in _ROWS.items():
-        array = trajectory.get(name)
-        if array is None:
-            raise InvalidInput(f"trajectory lacks {name!r}")
-        if array.dtype != dtype or array.ndim != ndim:
-            raise InvalidInput(
-                f"{name!r} is {array.dtype} with {array.ndim} dimensions; expected {np.dtype(dtype)} with {ndim}"
-            )
-    chunks, chunk = trajectory["reward"].shape
-    if chunks == 0:
-        raise InvalidInput("trajectory has no chunk")
-    if trajectory["version"].shape[1] != 2 or trajectory.get("ends", np.zeros(0)).shape != (2,):
-        raise InvalidInput("'version' must be [T, 2] and 'ends' [2]")
+        _require(trajectory, name, dtype, ndim)
+    _require(trajectory, "ends", np.bool_, 1)
+    if "value" in trajectory:
+        _require(trajectory, "value", np.float32, 1)
     instruction_text(trajectory)
+    chunks, chunk, dim = trajectory["action"].shape
+    if 0 in (chunks, chunk, dim):
+        raise InvalidInput(f"'action' has shape {(chunks, chunk, dim)}; expected at least 1 in each dimension")
+    shapes = {"action": (chunk, dim), "executed_action": (chunk, dim), "log_prob": (chunk, dim), "version": (2,)}
+    shapes |= {"reward": (chunk,), "success": (chunk,)}
+    lengths = {"ends": 2, "instruction": trajectory["instruction"].size}
     for name, array in trajectory.items():
-        by_row = name not in ("ends", "instruction") and not name.startswith("final_obs/")
-        if by_row and array.shape[:1] != (chunks,):
-            raise InvalidInput(f"{name!r} has shape {array.shape}; the episode has {chunks} chunks")
-        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+        rows = lengths.get(name, 1 if name.startswith("final_obs/") else chunks)
+        if array.shape[:1] != (rows,) or array.shape[1:] != shapes.get(name, array.shape[1:]):
+            raise InvalidInput(f"{name!r} has shape {array.shape}; expected {(rows, *shapes.get(name, ('...',)))}")
+        if np.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all():
             raise InvalidInput(f"{name!r} holds a value that is not finite")
-    for name in ("action", "executed_action", "log_prob", "success"):
-        if trajectory[name].shape[1] != chunk:
-            raise InvalidInput(f"{name!r} has chunks of {trajectory[name].shape[1]}; 'reward' has {chunk}")
-    executed = trajectory["executed"]
-    if executed.min() < 1 or executed.max() > chunk or (executed[:-1] != chunk).any():
+    _require_ends(trajectory, chunk)
+
+
+def _require(trajectory: Mapping[str, Array], name: str, dtype: type[np.generic], ndim: int) -> None:
+    array = trajectory.get(name)
+    if array is None:
+        raise InvalidInput(f"trajectory lacks {name!r}")
+    if array.dtype != dtype or array.ndim != ndim:
+        raise InvalidInput(
+            f"{name!r} is {array.dtype} with {array.ndim} dimensions; expected {np.dtype(dtype)} with {ndim}"
+        )
+
+
+def _require_ends(trajectory: Mapping[str, Array], chunk: int) -> None:
+    executed, last = trajectory["executed"], int(trajectory["executed"][-1])
+    if not 1 <= last <= chunk or (executed[:-1] != chunk).any():
         raise InvalidInput(f"'executed' must be {chunk} in all chunks but the last, and 1..{chunk} there")
+    if trajectory["reward"][-1, last:].any() or trajectory["success"][-1, last:].any():
+        raise InvalidInput("'reward' and 'success' must be 0 and false after the last executed step")
+    if not trajectory["ends"].any():
+        raise InvalidInput("'ends' says neither terminated nor truncated: the episode is not over")
 
 
 def prefixed(trajectory: Mapping[str, Array], prefix: str) -> dict[str, Array]:

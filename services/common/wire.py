@@ -1,8 +1,11 @@
 """Plain dataclasses to protobuf messages and back."""
 
+from math import isnan
+
 from dvla.v1 import common_pb2, sim_pb2
 
 from services.common import spec as s
+from services.common.errors import InvalidInput
 
 
 def spec_to_proto(spec: s.SimSpec) -> sim_pb2.SimSpec:
@@ -24,8 +27,14 @@ def spec_to_proto(spec: s.SimSpec) -> sim_pb2.SimSpec:
 
 
 def spec_from_proto(message: sim_pb2.SimSpec) -> s.SimSpec:
-    """A simulator's spec from a message."""
+    """A simulator's spec from a message; raises InvalidInput if it contradicts itself."""
     action = message.action
+    if not len(action.low) == len(action.high) == action.dim:
+        raise InvalidInput(
+            f"simulator states {len(action.low)} low and {len(action.high)} high limits for {action.dim} dimensions"
+        )
+    if any(isnan(limit) for limit in (*action.low, *action.high)):
+        raise InvalidInput("simulator states an action limit that is not a number; open limits are -inf and inf")
     return s.SimSpec(
         observation=tuple(s.TensorSpec(t.name, t.dtype, tuple(t.shape)) for t in message.observation),
         action=s.ActionSpec(
