@@ -32,7 +32,7 @@ dependencies)
     ;;
 package)
     "$target/bin/pip" install --quiet --no-deps "$source"
-    cp "$source"/deploy/docker/{health,status,learner_settings}.py "$target/"
+    cp "$source"/deploy/docker/{health,prepare,status}.py "$target/"
     cp -r "$source/recipes" "$target/recipes"
     "$target/bin/python" -m compileall -q "$target/lib" >/dev/null || true # a few packages carry files for other Pythons
     ;;
