@@ -3,7 +3,7 @@
 # Dockerfile, so that Docker builds them once.
 #
 #   build.sh python                 interpreter and the environment /opt/dvla
-#   build.sh torch cpu|cuda         the torch build
+#   build.sh torch cpu|cuda|none    the torch build
 #   build.sh dependencies EXTRAS    third-party packages of the extras, such as "sim,maniskill"
 #   build.sh package                the source itself
 #   build.sh runtime                what the final image needs besides /opt/dvla: the interpreter and a user
@@ -24,7 +24,7 @@ python)
     python3.11 -m venv "$target"
     ;;
 torch)
-    bash "$source/deploy/install_torch.sh" "$target/bin/python" "$2" /tmp/torch.log
+    [[ $2 == none ]] || bash "$source/deploy/install_torch.sh" "$target/bin/python" "$2" /tmp/torch.log
     ;;
 dependencies)
     "$target/bin/python" "$source/deploy/docker/requirements.py" "$source/pyproject.toml" "$2" >/tmp/requirements.txt
