@@ -10,7 +10,7 @@ from dvla.v1 import common_pb2, sim_pb2, sim_pb2_grpc
 
 from services.common import codec
 from services.common.channels import CALL_SECONDS, open_async_channel, translated
-from services.common.errors import InvalidInput, Unavailable
+from services.common.errors import DvlaError, InvalidInput, Unavailable
 from services.common.process import boot_id
 from services.common.security import Security
 from services.common.spec import Array, FloatArray, SimSpec
@@ -68,6 +68,7 @@ class Session:
         self.transport = ""
         self._call = call
         self._replies: asyncio.Queue[sim_pb2.SessionResponse | Exception] = asyncio.Queue()
+        self._writing = asyncio.Lock()
         self._heard = asyncio.get_running_loop().time()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._ping())]
 
@@ -127,7 +128,11 @@ class Session:
     async def _write(self, request: sim_pb2.SessionRequest) -> None:
         try:
             with translated(f"simulator {self.address}"):
-                await asyncio.wait_for(self._call.write(request), CALL_SECONDS)
+                # gRPC takes one write at a time on a call, and the keep-alive writes too.
+                async with asyncio.timeout(CALL_SECONDS), self._writing:
+                    await self._call.write(request)
+        except TimeoutError as error:
+            raise Unavailable(f"simulator {self.address} took no message for {CALL_SECONDS:.0f} s") from error
         except asyncio.InvalidStateError as error:  # the call ended; its status came to the reader
             raise Unavailable(f"simulator {self.address} closed the session") from error
 
@@ -159,9 +164,10 @@ class Session:
             await asyncio.sleep(PING_SECONDS)
             nonce += 1
             try:
-                await self._call.write(sim_pb2.SessionRequest(ping=sim_pb2.Ping(nonce=nonce)))
-            except (grpc.RpcError, asyncio.InvalidStateError):
-                return  # the reader reports the end of the call
+                await self._write(sim_pb2.SessionRequest(ping=sim_pb2.Ping(nonce=nonce)))
+            except DvlaError as error:
+                self._replies.put_nowait(error)
+                return
         self._replies.put_nowait(Unavailable(f"simulator {self.address} was silent for {SILENCE_SECONDS:.0f} s"))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import structlog
 from dvla.v1 import store_pb2
 
-from services.common.errors import DvlaError, Exhausted, Unavailable
+from services.common.errors import DvlaError, Exhausted, Unavailable, Unsupported
 from services.common.spec import SimSpec
 from services.common.telemetry import BUSY, Telemetry
 from services.rollout.worker.addresses import resolve, share
@@ -84,7 +84,9 @@ class Worker:
                 await self._sample(client, drain)
             except Exhausted as error:
                 log.debug("simulator is full", address=address, reason=str(error))
-            except Unavailable as error:
+            except Unsupported:
+                raise  # this simulator cannot serve this run; waiting would not help
+            except DvlaError as error:
                 log.warning("simulator lost", address=address, reason=str(error))
             finally:
                 await client.close()
@@ -117,15 +119,17 @@ class Worker:
     def _check(self, spec: SimSpec, address: str) -> None:
         """Refuse a simulator that cannot serve this run; the error ends the worker with one clear line."""
         if self.spec.same_start and spec.starts == "none":
-            raise DvlaError(
+            raise Unsupported(
                 f"simulator {address} can neither store start states nor make them from seeds, but this run compares "
                 "members of groups; use an algorithm without groups or a simulator with starts"
             )
-        for share_ in self.spec.tasks:
-            spec.task(share_.task)
+        known = {task.id for task in spec.tasks}
+        unknown = [task.task for task in self.spec.tasks if task.task not in known]
+        if unknown:
+            raise Unsupported(f"simulator {address} does not know task {unknown[0]!r}; it offers {sorted(known)}")
         missing = set(self.spec.observation) - {tensor.name for tensor in spec.observation}
         if missing:
-            raise DvlaError(
+            raise Unsupported(
                 f"simulator {address} does not offer {sorted(missing)}, which the policy reads; "
                 f"it offers {[tensor.name for tensor in spec.observation]}"
             )
