@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +25,7 @@ class ChildSpec:
     name: str
     command: tuple[str, ...]
     log: Path
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     may_finish: bool = False
     rank: int = 1
     grace_seconds: float = 10.0
@@ -40,8 +40,9 @@ def role_command(*arguments: str) -> tuple[str, ...]:
 class Child:
     """A child process and its history."""
 
-    def __init__(self, spec: ChildSpec) -> None:
+    def __init__(self, spec: ChildSpec, environment: dict[str, str] | None = None) -> None:
         self.spec = spec
+        self._environment = environment or {}
         self.restarts = 0
         self.quick_failures = 0
         self.finished = False
@@ -58,7 +59,7 @@ class Child:
         """Start it in a process group of its own, so that a Ctrl-C in the terminal reaches the launcher only."""
         if self.spec.before_start:
             self.spec.before_start()
-        environment = os.environ | self.spec.environment | {PARENT_VARIABLE: str(os.getpid())}
+        environment = os.environ | self.spec.environment | self._environment | {PARENT_VARIABLE: str(os.getpid())}
         with self.spec.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.spec.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, process_group=0
@@ -86,6 +87,24 @@ class Child:
                 os.kill(self._process.pid, sig)
         except (ProcessLookupError, PermissionError):
             return  # it has just ended; macOS and old kernels answer EPERM for a zombie's group
+
+    def end(self, grace_seconds: float, hurry: Callable[[], bool] = lambda: False) -> bool:
+        """End it and reap it: SIGTERM, then SIGKILL after the grace time; True if it took SIGKILL."""
+        self.send(signal.SIGTERM)
+        if self.wait(grace_seconds, hurry):
+            return False
+        self.send(signal.SIGKILL)
+        self.wait(5.0)
+        return True
+
+    def wait(self, seconds: float, hurry: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for its end and reap it; False if it still runs after so long, or when `hurry` says so."""
+        deadline = time.monotonic() + seconds
+        while self.pid and self.ended() is None:
+            if time.monotonic() > deadline or hurry():
+                return False
+            time.sleep(0.01)
+        return True
 
     def tail(self, lines: int = 5) -> list[str]:
         """The last lines of its log."""

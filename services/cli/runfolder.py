@@ -13,6 +13,7 @@ report.html
 import fcntl
 import json
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import IO, Any
 
 from services.common.errors import ConfigError, NotFound
 
+_VERSION = re.compile(r"\d+-\d+")
 _FOLDERS = ("logs", "evaluations", "videos")
 
 
@@ -65,9 +67,25 @@ class RunFolder:
         return self.path / "policy"
 
     @property
+    def policy_config(self) -> Path:
+        """The configuration of the policy that the warm start makes."""
+        return self.path / "policy.json"
+
+    @property
     def checkpoints(self) -> Path:
         """Checkpoints of the learner."""
         return self.path / "checkpoints"
+
+    def newest_policy(self) -> Path:
+        """The policy of the newest checkpoint, else the warm start; raises NotFound without any."""
+        complete = [path.parent for path in self.checkpoints.glob("*-*/manifest.json")]
+        versions = {tuple(map(int, path.name.split("-"))): path for path in complete if _VERSION.fullmatch(path.name)}
+        if versions:
+            newest = versions[max(versions)]
+            return newest / "policy" if (newest / "policy").is_dir() else newest
+        if self.policy.exists():
+            return self.policy
+        raise NotFound(f"run {self.name!r} has no policy yet")
 
     @property
     def videos(self) -> Path:
@@ -107,6 +125,10 @@ class RunFolder:
     def update_state(self, **values: Any) -> None:
         """Change some values of the state."""
         write_json(self.path / "state.json", self.read_state() | values)
+
+    def evaluations(self) -> dict[str, float]:
+        """Success by evaluation."""
+        return dict(self.read_state().get("evaluations", {}))
 
     def event(self, t: float, who: str, what: str, detail: str = "") -> None:
         """Record something that happened, t seconds into the run."""

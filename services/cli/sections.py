@@ -29,15 +29,29 @@ class RunSection:
     """A simulator of your own in place of the built-in one: module:Class, or the address of one that runs."""
     minutes: float = 0.0
     """Training stops after so many minutes with a checkpoint and its evaluation; 0 for no limit."""
+    solved: float = 0.99
+    """Training also stops when this share of the latest `solved_episodes` succeeded: groups without a failure carry no
+    signal, so nothing is left to learn; 0 for never."""
+    solved_episodes: int = 256
+    """Training episodes that `solved` looks at."""
     restart_limit: int = 5
     """Quick failures in a row after which a role is given up."""
 
     def __post_init__(self) -> None:
         if self.name and not _NAME.fullmatch(self.name):
             _refuse("name", self.name, "up to 64 letters, digits, '.', '_' and '-', the first a letter or digit")
-        for name, low in (("seed", 0), ("sims", 1), ("rollouts", 1), ("minutes", 0), ("restart_limit", 1)):
+        for name, low in (
+            ("seed", 0),
+            ("sims", 1),
+            ("rollouts", 1),
+            ("minutes", 0),
+            ("restart_limit", 1),
+            ("solved_episodes", 1),
+        ):
             if getattr(self, name) < low:
                 _refuse(name, getattr(self, name), f"{low} or more")
+        if not 0 <= self.solved <= 1:
+            _refuse("solved", self.solved, "0 to 1")
         if self.sim and not self.sim_address and ":" not in self.sim:
             _refuse("sim", self.sim, "module:Class, unix:/path or host:port")
 

@@ -74,7 +74,7 @@ class Supervisor:
         """Stop a child and forget it."""
         child = self.children.pop(name, None)
         if child is not None:
-            self._stop([child], None)
+            self._stop([child], lambda: False)
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
         """Stop all, rank by rank: SIGTERM, then SIGKILL after the grace time, or as soon as `hurry` says so."""
@@ -87,7 +87,7 @@ class Supervisor:
         for child in running:
             child.send(signal.SIGKILL)
         for child in running:
-            _wait(child, 5.0)
+            child.wait(5.0)
 
     def _ended(self, child: Child, code: int, now: float) -> None:
         name, lived = child.spec.name, now - child.started
@@ -97,7 +97,8 @@ class Supervisor:
             return
         reason = last_error(child.spec.log) if code > 0 else ""
         self._listener(name, "died", f"{describe_exit(code)} after {lived:.1f} s" + (f": {reason}" if reason else ""))
-        if code == ConfigError.exit_code:  # a bad setting does not get better by trying again
+        # A bad setting does not get better by trying again. Later in its life the same child started well before.
+        if code == ConfigError.exit_code and not child.restarts:
             raise RoleFailed(f"{name}: {reason}", [], exit_code=2)
         child.quick_failures = 1 if lived >= self._policy.settled else child.quick_failures + 1
         if child.quick_failures >= self._policy.limit:
@@ -107,23 +108,10 @@ class Supervisor:
         delay = min(self._policy.first * 2 ** (child.quick_failures - 1), self._policy.longest)
         child.next_start = now + delay
 
-    def _stop(self, children: list[Child], hurry: Callable[[], bool] | None) -> None:
-        running = [child for child in children if child.pid]
-        for child in running:
-            child.send(signal.SIGTERM)
-        deadline = time.monotonic() + max((child.spec.grace_seconds for child in running), default=0.0)
-        while running and time.monotonic() < deadline and not (hurry and hurry()):
-            running = [child for child in running if child.ended() is None]
-            time.sleep(0.02)
-        for child in running:
-            child.send(signal.SIGKILL)
-        for child in running:
-            _wait(child, 5.0)
+    def _stop(self, children: list[Child], hurry: Callable[[], bool]) -> None:
         for child in children:
-            self._listener(child.spec.name, "stopped", "by SIGKILL" if child in running else "")
-
-
-def _wait(child: Child, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while child.pid and child.ended() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+            child.send(signal.SIGTERM)
+        began = time.monotonic()
+        for child in children:
+            killed = child.end(max(0.0, child.spec.grace_seconds - (time.monotonic() - began)), hurry)
+            self._listener(child.spec.name, "stopped", "by SIGKILL" if killed else "")

@@ -37,8 +37,7 @@ def test_the_final_line_has_the_promised_form() -> None:
     text = final_line(0.276, 0.9833, 300, summarise(recorded()))
     assert re.fullmatch(LINE, text)
     assert text == (
-        "success 0.28 -> 0.98 (300 held-out starts), 80 env steps/s, lanes idle 25/99/50/98 %, "
-        "staleness mean 0.5 max 1"
+        "success 0.28 -> 0.98 (300 held-out starts), 80 env steps/s, lanes idle 25/99/50/98 %, staleness mean 0.5 max 1"
     )
 
 

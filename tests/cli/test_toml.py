@@ -8,7 +8,9 @@ from services.cli.toml import dumps
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 plain = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | texts
-values = st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=6)
+values = st.recursive(
+    plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=6
+)
 
 
 @given(st.dictionaries(texts, st.dictionaries(texts, values, max_size=4), max_size=3))
