@@ -13,7 +13,7 @@ from services.common.bundle_wire import manifest_to_proto, version_from_proto
 from services.common.channels import CALL_SECONDS, open_channel, translated
 from services.common.client_fetch import optional_folder
 from services.common.codec import frames
-from services.common.errors import Exhausted, InvalidInput, Unavailable, Unsupported
+from services.common.errors import Exhausted, InvalidInput, Superseded, Unavailable, Unsupported
 from services.common.flatfile import HEADER_BYTES, FlatFile
 from services.common.security import Security
 
@@ -69,17 +69,24 @@ class WeightPublisher:
         if manifest.model != self._model:
             raise InvalidInput(f"manifest is of model {manifest.model!r}; this publisher is for {self._model!r}")
         self._last = (manifest, buffer)
-        return self._repeat(lambda: self._publish(manifest, buffer))
+        self._epoch = max(self._epoch, manifest.version.epoch)
+        try:
+            return self._repeat(lambda: self._publish(manifest, buffer))
+        except (InvalidInput, Superseded, Unsupported):
+            self._last = None  # refused for good, so `ensure` must not send it again
+            raise
 
     def ensure(self) -> bool:
         """Compare with the server and publish the last version again if it lost it; True if it had to.
 
         Call it every few seconds between publishes. Raises as `fence` and `publish` do.
         """
+        if not self._epoch:
+            return False
+        newest = self.fence(self._epoch)
         if self._last is None:
             return False
         manifest, buffer = self._last
-        newest = self.fence(max(self._epoch, manifest.version.epoch))
         if newest is not None and newest >= manifest.version:
             return False
         verify(manifest, buffer)
@@ -91,9 +98,7 @@ class WeightPublisher:
         """End calls in progress and give back the staging file."""
         self._closed.set()
         self._channel.close()
-        if self._staging is not None:
-            self._staging.remove()
-            self._staging = None
+        self._unstage()
 
     def _fence(self, epoch: int) -> Version | None:
         with translated(f"weights server {self._address}"):
@@ -134,11 +139,12 @@ class WeightPublisher:
             if self._staging is None:
                 self._staging = FlatFile.create(self._folder, "publish")
             elif not self._staging.try_lock_exclusive():
-                self._staging.remove()  # the server still copies for an earlier try; it keeps the bytes it has open
+                self._unstage()  # the server still copies for an earlier try; it keeps the bytes it has open
                 self._staging = FlatFile.create(self._folder, "publish")
             self._staging.start(manifest.length)
         except (Exhausted, OSError) as error:
-            log.warning("no shared memory for this publish", reason=str(error))
+            log.warning("no shared memory, weights travel by grpc", reason=str(error))
+            self._unstage()
             self._folder = None
             return None
         self._staging.write(0, memory(buffer)[: manifest.length])
@@ -147,6 +153,11 @@ class WeightPublisher:
         return common_pb2.Extent(
             arena=self._staging.name, offset=HEADER_BYTES, length=manifest.length, generation=generation
         )
+
+    def _unstage(self) -> None:
+        if self._staging is not None:
+            self._staging.remove()
+            self._staging = None
 
     def _repeat(self, action: Callable[[], ResultT]) -> ResultT:
         deadline, pause = time.monotonic() + self._patience, _FIRST_RETRY

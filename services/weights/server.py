@@ -52,7 +52,9 @@ class WeightsServer:
             for model in {info.model for info in versions}:
                 self.telemetry.facts[f"newest/{model}"] = str(self.depot.newest(model))
             for model, status in (self._relay.status() if self._relay else {}).items():
-                self.telemetry.facts[f"upstream/{model}"] = str(status)
+                self.telemetry.facts[f"upstream/{model}"] = (
+                    f"{status.applied} of {status.newest}, {status.errors} errors {status.last_error}".rstrip()
+                )
             await asyncio.sleep(TEND_SECONDS)
 
     async def relay(self) -> None:

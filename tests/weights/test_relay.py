@@ -1,6 +1,7 @@
 """Relays: a chain serves what the root has; readers turn to the root when a relay dies, never to an older version."""
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from services.common.bundle import Version
 from services.common.weights_client import WeightPublisher, WeightSubscriber, fetch_once
-from services.weights import relay
+from services.weights import relay, servicer
 from tests.weights.hosting import Host, check_stamp, process, stamped
 
 V = Version
@@ -81,7 +82,8 @@ def test_readers_turn_to_the_root_when_the_relay_dies(host: Host, folder: Path) 
     writer.close()
 
 
-def test_an_older_server_is_never_followed(host: Host, folder: Path) -> None:
+def test_an_older_server_is_never_followed(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servicer, "HEARTBEAT_SECONDS", 0.02)  # which names the version, however old
     new, old = host.start("new"), host.start("old")
     for address, versions in ((new, (3, 4)), (old, (1, 2))):
         writer = WeightPublisher(address, "policy")
@@ -94,7 +96,11 @@ def test_an_older_server_is_never_followed(host: Host, folder: Path) -> None:
     assert reader.wait(V(1, 4), 30) == V(1, 4)
     host.stop("new")
     writer = WeightPublisher(old, "policy")
-    writer.publish(*stamped(1, 3))  # the reader is there by now or comes later: it must not take it
+    while reader.status.address != old:
+        time.sleep(0.02)
+    time.sleep(0.2)
+    writer.publish(*stamped(1, 3))
+    time.sleep(0.2)
     writer.publish(*stamped(1, 5))
     assert reader.wait(V(1, 5), 30) == V(1, 5)
     assert got == [V(1, 4), V(1, 5)]

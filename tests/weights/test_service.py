@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from dvla.v1 import common_pb2, weights_pb2
 
@@ -13,6 +14,7 @@ from services.common.bundle import Buffer, Manifest, Version, memory
 from services.common.bundle_wire import manifest_to_proto, version_to_proto
 from services.common.codec import frames
 from services.common.errors import Exhausted, InvalidInput, NotFound, Superseded, Unavailable, Unsupported
+from services.common.flatfile import FlatFile
 from services.common.weights_client import WeightPublisher, WeightSubscriber, fetch_once
 from services.weights import servicer
 from tests.weights.hosting import Host, check_stamp, stamped, stub_of
@@ -210,6 +212,32 @@ def test_a_root_that_lost_its_disk_gets_the_version_again(host: Host, folder: Pa
     assert writer.ensure() is False
     with pytest.raises(Superseded):
         publisher(address, folder).fence(2)
+    writer.close()
+
+
+def test_a_refused_version_is_not_sent_again(host: Host, folder: Path) -> None:
+    writer = publisher(host.start(), folder)
+    manifest, buffer = stamped(1, 0)
+    with pytest.raises(InvalidInput):
+        writer.publish(manifest, np.roll(buffer, 1))
+    assert writer.ensure() is False
+    writer.close()
+
+
+def test_without_room_in_shared_memory_a_publish_goes_by_frames(
+    host: Host, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = host.start()
+    writer = publisher(address, folder)
+
+    def full(self: FlatFile, length: int) -> None:
+        monkeypatch.undo()
+        raise Exhausted("no room")
+
+    monkeypatch.setattr(FlatFile, "start", full)
+    assert writer.publish(*stamped(1, 0)) == V(1, 0)
+    assert not list((folder / "shm").glob("publish*"))
+    check_stamp(*fetch_once(address, "policy"))
     writer.close()
 
 
