@@ -7,6 +7,7 @@ import uuid
 import torch
 
 from services.common.config import role_app, run_app
+from services.common.errors import ConfigError
 from services.common.server import RoleServer, run_role, until_stopped
 from services.common.telemetry import Telemetry
 from services.rollout.worker.client_store import StoreClient
@@ -20,15 +21,18 @@ async def serve(config: RolloutConfig) -> None:
     """Wire a worker, run it until SIGTERM or its end, and give its jobs back."""
     name = config.replica("rollout")
     telemetry = Telemetry("rollout", name)
+    telemetry.lane("sampling", "weights")  # until the run is open and its first weights are here
     server = RoleServer(config, telemetry)
     await server.start(serving=False)
     # Unique for each process: a restarted worker must not look like its predecessor.
     store = StoreClient(config.store, config.security(), config.run, f"{name}-{uuid.uuid4().hex[:8]}")
     runner = PolicyRunner(telemetry, config.max_batch, config.threads, config.device)
-    await until_stopped(_work(config, server, telemetry, store, runner))
-    await server.stop()
-    await store.close()
-    runner.close()
+    try:
+        await until_stopped(_work(config, server, telemetry, store, runner))
+    finally:
+        await server.stop()
+        await store.close()
+        runner.close()
 
 
 async def _work(
@@ -48,6 +52,8 @@ async def _work(
 def run(config: RolloutConfig) -> None:
     """Run until stopped."""
     torch.set_num_threads(config.threads)
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"device = {config.device!r}, but torch finds no GPU here; use --device cpu or a CUDA build")
     run_role(lambda: serve(config), config)
 
 

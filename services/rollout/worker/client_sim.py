@@ -2,20 +2,21 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import count
 
 import grpc
-import numpy as np
 import structlog
 from dvla.v1 import common_pb2, sim_pb2, sim_pb2_grpc
 
 from services.common import codec
 from services.common.channels import CALL_SECONDS, open_async_channel, translated
-from services.common.errors import DvlaError, InvalidInput, Unavailable
+from services.common.errors import DvlaError, Exhausted, InvalidInput, Unavailable
 from services.common.process import boot_id
 from services.common.security import Security
-from services.common.spec import Array, FloatArray, SimSpec
+from services.common.spec import Array, FloatArray, SimSpec, TensorSpec
 from services.common.wire import spec_from_proto
-from services.rollout.worker.turn import Outcome, Reset, Turn
+from services.rollout.worker.reply import read_turn
+from services.rollout.worker.turn import Reset, Turn
 
 log = structlog.get_logger()
 
@@ -41,14 +42,20 @@ class SimClient:
         return spec_from_proto(reply.spec), reply.slots_per_session
 
     async def make_start(self, task: str, seed: int) -> bytes:
-        """The start state of (task, seed)."""
-        with translated(f"simulator {self.address}"):
-            request = sim_pb2.MakeStartRequest(task=task, seed=seed)
-            return (await self._stub.MakeStart(request, timeout=TURN_SECONDS)).state
+        """The start state of (task, seed); waits until the simulator has room to make it."""
+        request = sim_pb2.MakeStartRequest(task=task, seed=seed)
+        while True:
+            try:
+                with translated(f"simulator {self.address}"):
+                    return (await self._stub.MakeStart(request, timeout=TURN_SECONDS)).state
+            except Exhausted:
+                await asyncio.sleep(0.5)
 
     async def open(self, client: str, observation: Sequence[str], final_observation: bool) -> "Session":
         """Open a session; raises Exhausted if the simulator is full."""
-        session = Session(self.address, self._stub.Session())
+        spec, _ = await self.describe()
+        tensors = [tensor for tensor in spec.observation if not observation or tensor.name in observation]
+        session = Session(self.address, self._stub.Session(), tensors)
         await session.open(client, observation, final_observation)
         return session
 
@@ -61,16 +68,20 @@ class Session:
     """Exclusive use of some slots. One turn at a time; a reader task sorts replies from keep-alives."""
 
     def __init__(
-        self, address: str, call: "grpc.aio.StreamStreamCall[sim_pb2.SessionRequest, sim_pb2.SessionResponse]"
+        self,
+        address: str,
+        call: "grpc.aio.StreamStreamCall[sim_pb2.SessionRequest, sim_pb2.SessionResponse]",
+        tensors: Sequence[TensorSpec],
     ) -> None:
         self.address = address
         self.slots = 0
         self.transport = ""
-        self._call = call
-        self._replies: asyncio.Queue[sim_pb2.SessionResponse | Exception] = asyncio.Queue()
+        self._call, self._tensors = call, tensors
+        self._replies: asyncio.Queue[sim_pb2.SessionResponse | DvlaError] = asyncio.Queue()
+        self._end: DvlaError | None = None
         self._writing = asyncio.Lock()
         self._heard = asyncio.get_running_loop().time()
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._ping())]
+        self._reader, self._pinger = asyncio.create_task(self._read()), asyncio.create_task(self._ping())
 
     async def open(self, client: str, observation: Sequence[str], final_observation: bool) -> None:
         """Say who we are and what we want."""
@@ -100,15 +111,17 @@ class Session:
                 seed=reset.seed,
                 end_on_success=reset.end_on_success,
             )
-        rest = memoryview(b"")
+        rest, chunk = memoryview(b""), (0, 0)
         if actions is not None:
+            chunk = (actions.shape[1], actions.shape[2])
             payload, rest = codec.encode({"action": actions})
             request.actions.CopyFrom(payload)
         await self._write(sim_pb2.SessionRequest(advance=request))
         for frame in codec.frames(rest):
             await self._write(sim_pb2.SessionRequest(frame=frame))
         reply = (await self._reply("advanced", TURN_SECONDS)).advanced
-        return _turn(reply, await self._arrays(reply.payload), [r.slot for r in resets], list(slots))
+        arrays = await self._arrays(reply.payload)
+        return read_turn(reply, arrays, self._tensors, [reset.slot for reset in resets], slots, chunk)
 
     async def _arrays(self, payload: common_pb2.Payload) -> dict[str, Array]:
         if payload.WhichOneof("location") != "frames":
@@ -120,10 +133,10 @@ class Session:
 
     async def close(self) -> None:
         """End the session; the simulator frees its slots."""
-        for task in self._tasks:
-            task.cancel()
+        self._reader.cancel()
+        self._pinger.cancel()
         self._call.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(self._reader, self._pinger, return_exceptions=True)
 
     async def _write(self, request: sim_pb2.SessionRequest) -> None:
         try:
@@ -133,15 +146,16 @@ class Session:
                     await self._call.write(request)
         except TimeoutError as error:
             raise Unavailable(f"simulator {self.address} took no message for {CALL_SECONDS:.0f} s") from error
-        except asyncio.InvalidStateError as error:  # the call ended; its status came to the reader
-            raise Unavailable(f"simulator {self.address} closed the session") from error
+        except asyncio.InvalidStateError as error:  # the call is over; the reader gets the reason
+            await asyncio.wait([self._reader], timeout=CALL_SECONDS)
+            raise self._end or Unavailable(f"simulator {self.address} closed the session") from error
 
     async def _reply(self, kind: str, seconds: float) -> sim_pb2.SessionResponse:
         try:
             reply = await asyncio.wait_for(self._replies.get(), seconds)
         except TimeoutError as error:
             raise Unavailable(f"simulator {self.address} did not answer within {seconds:.0f} s") from error
-        if isinstance(reply, Exception):
+        if isinstance(reply, DvlaError):
             raise reply
         if reply.WhichOneof("message") != kind:
             raise InvalidInput(f"simulator {self.address} sent {reply.WhichOneof('message')}; expected {kind}")
@@ -155,50 +169,17 @@ class Session:
                     if reply.WhichOneof("message") != "pong":
                         self._replies.put_nowait(reply)
             raise Unavailable(f"simulator {self.address} closed the session")
-        except Exception as error:  # noqa: BLE001 - whoever waits for a reply raises it
+        except DvlaError as error:  # whoever waits for a reply, or writes next, raises it
+            self._end = error
             self._replies.put_nowait(error)
 
     async def _ping(self) -> None:
-        loop, nonce = asyncio.get_running_loop(), 0
-        while loop.time() - self._heard < SILENCE_SECONDS:
-            await asyncio.sleep(PING_SECONDS)
-            nonce += 1
-            try:
+        loop = asyncio.get_running_loop()
+        try:
+            for nonce in count(1):
+                await asyncio.sleep(PING_SECONDS)
+                if loop.time() - self._heard > SILENCE_SECONDS:
+                    raise Unavailable(f"simulator {self.address} was silent for {SILENCE_SECONDS:.0f} s")
                 await self._write(sim_pb2.SessionRequest(ping=sim_pb2.Ping(nonce=nonce)))
-            except DvlaError as error:
-                self._replies.put_nowait(error)
-                return
-        self._replies.put_nowait(Unavailable(f"simulator {self.address} was silent for {SILENCE_SECONDS:.0f} s"))
-
-
-def _turn(reply: sim_pb2.Advanced, arrays: dict[str, Array], resets: list[int], slots: list[int]) -> Turn:
-    """Sort the rows of a reply by slot: first the reset ones, then the advanced ones."""
-    if len(reply.outcomes) != len(slots):
-        raise InvalidInput(f"simulator answered {len(reply.outcomes)} outcomes for {len(slots)} slots")
-    observations = {n.removeprefix("obs/"): a for n, a in arrays.items() if n.startswith("obs/")}
-    rows = {row: index for index, row in enumerate(reply.observed)}
-
-    def observation(row: int) -> dict[str, Array] | None:
-        # Copies, so that one kept row does not keep the whole message alive.
-        index = rows.get(row)
-        return None if index is None else {name: a[index].copy() for name, a in observations.items()}
-
-    started = {}
-    for row, slot in enumerate(resets):
-        first = observation(row)
-        if first is None:
-            raise InvalidInput(f"simulator sent no first observation for slot {slot}")
-        started[slot] = first
-    outcomes = {}
-    for row, (slot, outcome) in enumerate(zip(slots, reply.outcomes, strict=True)):
-        outcomes[slot] = Outcome(
-            executed=outcome.executed,
-            reward=arrays["reward"][row].astype(np.float32),
-            success=arrays["success"][row].astype(np.bool_),
-            executed_action=arrays["executed_action"][row].astype(np.float32),
-            terminated=outcome.terminated,
-            truncated=outcome.truncated,
-            failure=outcome.failure,
-            observation=observation(len(resets) + row),
-        )
-    return Turn(started, outcomes)
+        except DvlaError as error:
+            self._replies.put_nowait(error)

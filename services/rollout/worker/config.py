@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.common.config import RoleConfig
+from services.common.config import RoleConfig, check_address
 from services.common.errors import ConfigError
 
 
@@ -36,7 +36,10 @@ class RolloutConfig(RoleConfig):
         for field in ("sessions_per_sim", "threads", "max_batch", "pending_appends"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field} = {getattr(self, field)}; expected 1 or more")
+        for field, address in (("store", self.store), ("weights", self.weights), *(("sims", sim) for sim in self.sims)):
+            check_address(field, address)
         if not self.sims:
             raise ConfigError("sims is empty; give at least one address, such as --sims 127.0.0.1:50051")
-        if self.device.split(":")[0] not in ("cpu", "cuda"):
+        kind, _, number = self.device.partition(":")
+        if kind not in ("cpu", "cuda") or (":" in self.device and not (kind == "cuda" and number.isdecimal())):
             raise ConfigError(f"device = {self.device!r}; expected cpu, cuda or cuda:N")

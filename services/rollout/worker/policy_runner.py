@@ -103,18 +103,24 @@ class PolicyRunner:
                     self._waiting.put(None)
                     break
                 calls.append(more)
-            rows = [row for some, _ in calls for row in some]
-            try:
-                with self._calling:
-                    chunks = self._answer(rows)
-            except Exception as error:  # noqa: BLE001 - every waiting session raises it
-                for _, future in calls:
-                    future.set_exception(error)
-                continue
-            done = 0
-            for some, future in calls:
-                future.set_result(chunks[done : done + len(some)])
-                done += len(some)
+            # A session that ended meanwhile has cancelled its future.
+            self._serve([call for call in calls if call[1].set_running_or_notify_cancel()])
+
+    def _serve(self, calls: Sequence[tuple[Sequence[Row], Future[list[Chunk]]]]) -> None:
+        try:
+            with self._calling:
+                chunks = self._answer([row for rows, _ in calls for row in rows])
+        except Exception as error:  # noqa: BLE001 - whoever waits raises it
+            if len(calls) > 1:  # one session's bad row must not fail the others
+                for call in calls:
+                    self._serve([call])
+            else:
+                calls[0][1].set_exception(error)
+            return
+        done = 0
+        for rows, future in calls:
+            future.set_result(chunks[done : done + len(rows)])
+            done += len(rows)
 
     def _answer(self, rows: Sequence[Row]) -> list[Chunk]:
         """Group rows by what must be the same in one call: version and mode."""
@@ -122,12 +128,11 @@ class PolicyRunner:
         for index, row in enumerate(rows):
             groups.setdefault((row.pin, row.mode), []).append(index)
         out: dict[int, Chunk] = {}
-        for (pin, mode), indices in groups.items():
+        for (pin, mode), group in groups.items():
             version, policy = self._policy(pin)
-            for index, chunk in zip(
-                indices, self._call(version, policy, mode, [rows[i] for i in indices]), strict=True
-            ):
-                out[index] = chunk
+            for start in range(0, len(group), self._max_batch):
+                part = group[start : start + self._max_batch]
+                out |= zip(part, self._call(version, policy, mode, [rows[i] for i in part]), strict=True)
         return [out[index] for index in range(len(rows))]
 
     def _policy(self, pin: VersionKey | None) -> tuple[VersionKey, Policy]:

@@ -35,6 +35,7 @@ class Receiver:
         self._spare: Policy | None = None
         self._live: tuple[VersionKey, Policy] | None = None
         self._first = threading.Event()
+        self._writing = threading.Lock()
         self._pinning = asyncio.Lock()
         self._subscriber = WeightSubscriber(address, model, self._receive, reader=telemetry.name, security=security)
 
@@ -53,7 +54,7 @@ class Receiver:
 
     def _receive(self, manifest: Manifest, buffer: Buffer) -> None:
         """Called by the subscriber's thread with a verified version; the buffer is ours until we return."""
-        with self._lane.during(BUSY):
+        with self._lane.during(BUSY), self._writing:
             version = (manifest.version.epoch, manifest.version.update)
             spare = self._spare
             if spare is None or spare.spec.config != _described(manifest):
@@ -75,9 +76,9 @@ class Receiver:
                 self._runner.pin(version, await asyncio.to_thread(self._load, version))
 
     def _load(self, version: VersionKey) -> Policy:
-        live = self._live
-        if live is not None and live[0] == version:
-            return copy.deepcopy(live[1])
+        with self._writing:  # or two newer versions could come in and write into what is being copied
+            if self._live is not None and self._live[0] == version:
+                return copy.deepcopy(self._live[1])
         manifest, buffer = fetch_once(self._address, self._model, Version(*version), security=self._security)
         policy = self._build(manifest)
         _apply(policy, manifest, buffer)

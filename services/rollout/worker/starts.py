@@ -3,6 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from dvla.v1 import store_pb2
 
@@ -17,7 +18,7 @@ class Starts:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._groups: OrderedDict[int, asyncio.Future[bytes]] = OrderedDict()
+        self._groups: OrderedDict[int, _Group] = OrderedDict()
 
     async def of(self, job: store_pb2.Job, make: Make) -> bytes:
         """The start state of a job; `make` asks the job's simulator for it."""
@@ -25,19 +26,16 @@ class Starts:
             return job.start
         if job.kind == store_pb2.JOB_KIND_EVALUATE:
             return await make(job.task, job.seed)
-        group = job.key.group
-        future = self._groups.get(group)
-        if future is None:
-            future = asyncio.ensure_future(self._make(job, make))
-            self._groups[group] = future
-            while len(self._groups) > KEEP:
-                self._groups.popitem(last=False)
-        try:
-            return await asyncio.shield(future)
-        except BaseException:
-            if future.done():
-                self._groups.pop(group, None)  # a failure is not remembered; the next member tries again
-            raise
+        group = self._groups.setdefault(job.key.group, _Group())
+        while len(self._groups) > KEEP:
+            self._groups.popitem(last=False)
+        async with group.making:  # if the first one's simulator fails, the next member tries with its own
+            if group.start is None:
+                group.start = await self._store(job.key.group, await make(job.task, job.seed))
+        return group.start
 
-    async def _make(self, job: store_pb2.Job, make: Make) -> bytes:
-        return await self._store(job.key.group, await make(job.task, job.seed))
+
+@dataclass
+class _Group:
+    making: asyncio.Lock = field(default_factory=asyncio.Lock)
+    start: bytes | None = None

@@ -1,6 +1,6 @@
 """Values that pass between the sampling loop and a simulator session. No grpc, no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.common.spec import Array, BoolArray, FloatArray
 
@@ -36,6 +36,10 @@ class Outcome:
     def ended(self) -> bool:
         """The episode is over, by its end or by a failure."""
         return self.terminated or self.truncated or bool(self.failure)
+
+    def failed(self, reason: str) -> "Outcome":
+        """The same outcome of an episode that is void."""
+        return replace(self, failure=reason)
 
 
 @dataclass(frozen=True)

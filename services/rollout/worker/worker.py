@@ -2,18 +2,20 @@
 
 import asyncio
 import itertools
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
 from dvla.v1 import store_pb2
 
-from services.common.errors import DvlaError, Exhausted, Unavailable, Unsupported
+from services.common.errors import DvlaError, Exhausted, NotFound, Unavailable, Unsupported
 from services.common.spec import SimSpec
 from services.common.telemetry import BUSY, Telemetry
 from services.rollout.worker.addresses import resolve, share
 from services.rollout.worker.client_sim import Session, SimClient
 from services.rollout.worker.client_store import StoreClient, version_of
 from services.rollout.worker.config import RolloutConfig
+from services.rollout.worker.delivery import Deliveries
 from services.rollout.worker.episode import Episode
 from services.rollout.worker.policy_runner import Chunk, PolicyRunner, Row
 from services.rollout.worker.receiving import Receiver
@@ -27,6 +29,9 @@ LOOK_SECONDS = 3.0
 """How often addresses are looked up and sessions spread again."""
 JOB_WAIT_SECONDS = 1.0
 GIVE_BACK_SECONDS = 5.0
+"""Time for handing in or giving back what is in flight when a session or the worker ends."""
+PAUSE_SECONDS, LONG_PAUSE_SECONDS = 0.5, 5.0
+"""Between sessions on a simulator that is away or full; on one that misbehaves."""
 
 
 @dataclass
@@ -42,28 +47,32 @@ class Worker:
     place: tuple[int, int] = (0, 1)
     """(index, live workers)."""
     idle_reason: str = "work"
-    _sampling: set[int] = field(default_factory=set)
+    _sessions: dict[int, bool] = field(default_factory=dict)
+    """Open sessions: whether an episode is in flight there."""
     _drains: dict[tuple[str, int], asyncio.Event] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._lane = self.telemetry.lane("sampling", "weights")
+        self._lane = self.telemetry.lane("sampling")
+        self._lane.set("sim")
         self.starts = Starts(self.store.set_start)
-        self._appends = asyncio.Semaphore(self.config.pending_appends)
-        self._background: set[asyncio.Task[None]] = set()
+        self._deliveries = Deliveries(self.store, self.telemetry, self.config.pending_appends)
         self._ids = itertools.count()
 
     async def run(self) -> None:
         """Spread sessions over the simulators, again and again; renew grants meanwhile."""
         try:
             await self._run()
-        except* DvlaError as group:
-            raise group.exceptions[0] from None
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
+        finally:
+            await self._deliveries.flush(GIVE_BACK_SECONDS)
 
     async def _run(self) -> None:
+        addresses: list[str] = []
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._renew())
             while True:
-                addresses = await resolve(self.config.sims)
+                addresses = await resolve(self.config.sims) or addresses  # a name server may be away for a moment
                 mine = share(addresses, *self.place)
                 wanted = {(address, n) for address in mine for n in range(self.config.sessions_per_sim)}
                 for key in self._drains.keys() - wanted:
@@ -72,25 +81,30 @@ class Worker:
                     self._drains[key] = asyncio.Event()
                     tasks.create_task(self._keep_session(key))
                 self.telemetry.gauge("sims", len(addresses))
-                self.telemetry.gauge("sessions", len(self._sampling))
+                self.telemetry.gauge("sessions", len(self._sessions))
                 await asyncio.sleep(LOOK_SECONDS)
 
     async def _keep_session(self, key: tuple[str, int]) -> None:
         """Sample on one session; open it again whenever it breaks, until it is surplus."""
         address, drain = key[0], self._drains[key]
         while not drain.is_set():
-            client = SimClient(address, self.config.security())
+            client, pause = SimClient(address, self.config.security()), PAUSE_SECONDS
             try:
                 await self._sample(client, drain)
             except Exhausted as error:
                 log.debug("simulator is full", address=address, reason=str(error))
             except Unsupported:
                 raise  # this simulator cannot serve this run; waiting would not help
-            except DvlaError as error:
+            except Unavailable as error:
                 log.warning("simulator lost", address=address, reason=str(error))
+            except DvlaError as error:
+                log.error("session failed", address=address, reason=str(error))
+                self.telemetry.count("sessions_failed")
+                pause = LONG_PAUSE_SECONDS
             finally:
                 await client.close()
-            await asyncio.sleep(0 if drain.is_set() else 0.5)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(drain.wait(), pause)
         del self._drains[key]
 
     async def _sample(self, client: SimClient, drain: asyncio.Event) -> None:
@@ -99,7 +113,9 @@ class Worker:
         session = await client.open(self.store.worker, self.spec.observation, self.spec.final_observation)
         self.telemetry.facts[f"transport/{client.address}"] = session.transport
         log.info("session open", address=client.address, slots=session.slots, transport=session.transport)
-        sampler = Sampler(session, spec, _SessionDesk(self, client, session, spec, next(self._ids)), drain)
+        desk = _SessionDesk(self, client, session, spec, next(self._ids))
+        sampler = Sampler(session, spec, desk, drain, self.spec.final_observation)
+        self.sampling(desk.number, False)
         try:
             await sampler.run()
         except BaseException as error:
@@ -107,14 +123,17 @@ class Worker:
             await self._give_back(sampler, f"session on {client.address} ended: {error!r}")
             raise
         finally:
+            del self._sessions[desk.number]
+            self._account()
             await session.close()
 
     async def _give_back(self, sampler: Sampler, reason: str) -> None:
+        jobs = len(sampler.episodes) + len(sampler.jobs)
         try:
             async with asyncio.timeout(GIVE_BACK_SECONDS):
                 await sampler.abandon(reason)
-        except TimeoutError:
-            log.warning("jobs not given back; their grants will expire", jobs=len(sampler.episodes))
+        except (TimeoutError, DvlaError) as error:
+            log.warning("jobs not given back; their grants will expire", jobs=jobs, reason=repr(error))
 
     def _check(self, spec: SimSpec, address: str) -> None:
         """Refuse a simulator that cannot serve this run; the error ends the worker with one clear line."""
@@ -138,57 +157,43 @@ class Worker:
         """Jobs for free slots; also learns this worker's place and, when idle, why."""
         try:
             reply = await self.store.next_jobs(self.policy.version, count, wait_seconds)
-        except Unavailable as error:
+        except (Unavailable, NotFound) as error:  # NotFound: Redis lost the run; the learner will open it again
             log.warning("no jobs", reason=str(error))
             self.idle_reason = "store"
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(min(wait_seconds, PAUSE_SECONDS))
             return []
         self.place = (reply.index, max(1, reply.live_workers))
         self.idle_reason = reply.idle_reason or "work"
-        return [job for job in reply.jobs if await self._ready(job)]
+        if self.idle_reason == "finished":
+            await asyncio.sleep(wait_seconds)  # the store answers at once
+        return list(reply.jobs)
 
-    async def _ready(self, job: store_pb2.Job) -> bool:
-        """An evaluation's version is loaded; if it is gone, the job is void."""
+    async def prepare(self, job: store_pb2.Job) -> None:
+        """Have an evaluation's version loaded; raises NotFound if that is impossible."""
         if job.kind != store_pb2.JOB_KIND_EVALUATE:
-            return True
+            return
         try:
             await self.receiver.pin(version_of(job.version))
         except DvlaError as error:
-            await self.store.fail(job, f"version not available: {error}")
-            return False
-        return True
+            raise NotFound(f"version not available: {error}") from error
 
     def sampling(self, session: int, busy: bool) -> None:
-        """Account the sampling lane: busy while any session has an episode in flight."""
-        (self._sampling.add if busy else self._sampling.discard)(session)
-        self._lane.set(BUSY if self._sampling else self.idle_reason)
+        """Note whether a session has an episode in flight."""
+        self._sessions[session] = busy
+        self._account()
+
+    def _account(self) -> None:
+        """The sampling lane is busy while any session is; without a session it waits for simulators."""
+        idle = self.idle_reason if self._sessions else "sim"
+        self._lane.set(BUSY if any(self._sessions.values()) else idle)
 
     async def deliver(self, episode: Episode, outcome: Outcome, backend: str) -> None:
-        """Append in the background; wait only if too many episodes are on their way."""
+        """Count an episode and send it to the store in the background."""
         facts, trajectory = finished(episode, outcome, self.spec.score, backend, self.store.worker)
         self.telemetry.count("episodes")
         self.telemetry.count("env_steps", facts.steps)
         self.telemetry.count("successes", facts.success_once)
-        evaluate = episode.job.kind == store_pb2.JOB_KIND_EVALUATE
-        await self._appends.acquire()
-
-        async def append() -> None:
-            try:
-                counted = await self.store.append(episode.job, facts, None if evaluate else trajectory)
-                self.telemetry.count("episodes_accepted" if counted else "episodes_superseded")
-            finally:
-                self._appends.release()
-
-        task = asyncio.create_task(append())
-        self._background.add(task)
-        task.add_done_callback(self._appended)
-
-    def _appended(self, task: "asyncio.Task[None]") -> None:
-        self._background.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            # Refused as malformed: ours to mend, so it must be seen; the grant expires and is given again.
-            log.error("episode refused", reason=str(task.exception()))
-            self.telemetry.count("episodes_refused")
+        await self._deliveries.add(episode.job, facts, trajectory)
 
     async def _renew(self) -> None:
         while True:
@@ -218,6 +223,7 @@ class _SessionDesk:
         return jobs
 
     async def begin(self, job: store_pb2.Job) -> bytes:
+        await self.worker.prepare(job)
         if self.spec.starts != "state":
             return b""
         return await self.worker.starts.of(job, self.client.make_start)
@@ -231,3 +237,10 @@ class _SessionDesk:
     async def fail(self, job: store_pb2.Job, reason: str) -> None:
         self.worker.telemetry.count("episodes_failed")
         await self.worker.store.fail(job, reason)
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first single error of a group, so that it is shown as one line and not as a tree."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
