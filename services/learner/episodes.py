@@ -142,7 +142,12 @@ def _told(trajectory: Trajectory, count: int) -> list[str]:
 
 def _joined(trajectories: Sequence[Trajectory], name: str) -> Array:
     """One new, writable array: the views of the payloads are read-only and tensors must not alias them."""
-    return np.concatenate([trajectory[name] for trajectory in trajectories])
+    arrays = [trajectory[name] for trajectory in trajectories]
+    kinds = {(array.dtype, array.shape[1:]) for array in arrays}
+    if len(kinds) > 1:
+        found = " and ".join(sorted(f"{dtype}{shape}" for dtype, shape in kinds))
+        raise InvalidInput(f"members of one group differ in {name!r}: {found}")
+    return np.concatenate(arrays)
 
 
 def _check_member(trajectory: Trajectory, spec: PolicySpec) -> None:

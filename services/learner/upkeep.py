@@ -13,6 +13,7 @@ from services.learner.lanes import Lanes
 from services.learner.opening import open_run
 from services.learner.progress import Progress
 from services.learner.resume import RunState
+from services.learner.threads import Stopwatch
 from services.learner.update import Updater
 
 log = structlog.get_logger()
@@ -132,14 +133,19 @@ class Upkeep:
         log.info(self._progress.state, version=str(self.version))
 
     def _last_checkpoint(self) -> None:
-        checkpointer = self._lanes.checkpointer
-        checkpointer.wait(FINISH_SECONDS)
+        self._wait_checkpointed()
         if self._undurable():
             self.checkpoint()
-            checkpointer.wait(FINISH_SECONDS)
-            self._lanes.failures.check()
+            self._wait_checkpointed()
         if self._undurable():
-            raise checkpointer.failure or DvlaError(f"the last checkpoint is not durable after {FINISH_SECONDS} s")
+            failure = self._lanes.checkpointer.failure
+            raise failure or DvlaError(f"the last checkpoint is not durable after {FINISH_SECONDS:.0f} s")
+
+    def _wait_checkpointed(self) -> None:
+        """Wait until the checkpoint thread is idle, for a bounded time."""
+        waited = Stopwatch()
+        while not self._lanes.checkpointer.wait(POLL_SECONDS) and waited.seconds < FINISH_SECONDS:
+            self._lanes.failures.check()
 
     def _undurable(self) -> bool:
         """Whether updates were made since the newest durable checkpoint."""
