@@ -1,0 +1,181 @@
+"""New versions are loaded into the spare policy, checked after loading, and swapped in; evaluations pin theirs."""
+
+import asyncio
+import copy
+import json
+import threading
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+import torch
+
+from services.common import bundle
+from services.common.bundle import Manifest, Version
+from services.common.errors import ConfigError, InvalidInput
+from services.common.security import Security
+from services.common.spec import Array
+from services.common.telemetry import BUSY, Telemetry
+from services.policies.base import Policy
+from services.policies.config import PolicyConfig
+from services.policies.raw import to_arrays, to_tensors
+from services.policies.registry import build_policy
+from services.rollout.worker.policy_runner import PolicyRunner, Row
+from services.rollout.worker.receiving import Receiver
+
+CONFIG = PolicyConfig(family="tiny-oft", state_dim=3, action_dim=2, chunk=2)
+Sealed = tuple[Manifest, bundle.Buffer]
+
+
+def sealed(
+    version: Version, config: PolicyConfig = CONFIG, seed: int = 0, metadata: Mapping[str, str] | None = None
+) -> Sealed:
+    """A version with weights drawn from a seed."""
+    arrays, dtypes = to_arrays(build_policy(config, seed=seed).trainable_state())
+    described = {"policy": json.dumps(config.to_json()), **(metadata or {})}
+    return bundle.bundle("policy", version, arrays, dtypes, described)
+
+
+class Setup:
+    def __init__(self) -> None:
+        self.telemetry = Telemetry("rollout", "w")
+        self.runner = PolicyRunner(self.telemetry, 8, 1, "cpu")
+        self.receiver = Receiver("unix:/none", Security(), "policy", self.runner, self.telemetry, "cpu")
+
+    def live(self) -> Policy:
+        assert self.runner._live is not None
+        return self.runner._live[1]
+
+
+@pytest.fixture
+def setup() -> Iterator[Setup]:
+    setup = Setup()
+    yield setup
+    setup.runner.close()
+
+
+def weights(policy: Policy) -> torch.Tensor:
+    return torch.cat([tensor.float().flatten() for tensor in policy.trainable_state().values()])
+
+
+async def test_the_first_version_goes_live_and_later_ones_take_turns_in_two_buffers(setup: Setup) -> None:
+    policies = []
+    for update in range(4):
+        setup.receiver._receive(*sealed(Version(1, update), seed=update))
+        assert setup.runner.version == (1, update)
+        torch.testing.assert_close(weights(setup.live()), weights(build_policy(CONFIG, seed=update)), rtol=0, atol=0)
+        policies.append(setup.live())
+    assert policies[0] is policies[2]
+    assert policies[1] is policies[3]
+    assert policies[0] is not policies[1]
+    assert not any(parameter.requires_grad for parameter in policies[0].parameters())
+    await asyncio.wait_for(setup.receiver.first(), 5)
+    metrics = setup.telemetry.metrics()
+    assert (metrics["version/epoch"], metrics["version/update"], metrics["weights_applied"]) == (1, 3, 4)
+    assert setup.telemetry.lane("receiving").seconds()[BUSY] > 0
+
+
+async def test_a_spare_in_use_is_not_written_into(setup: Setup) -> None:
+    for update in range(2):
+        setup.receiver._receive(*sealed(Version(1, update), seed=update))
+    spare = setup.receiver._spare
+    assert spare is not None
+    before = weights(spare)
+    setup.runner._calling.acquire()  # a call that began before the last swap still runs
+    receiving_thread = threading.Thread(target=setup.receiver._receive, args=sealed(Version(1, 2), seed=2))
+    receiving_thread.start()
+    receiving_thread.join(0.2)
+    assert receiving_thread.is_alive()
+    torch.testing.assert_close(weights(spare), before, rtol=0, atol=0)
+    setup.runner._calling.release()
+    await asyncio.to_thread(receiving_thread.join, 10)
+    assert setup.runner.version == (1, 2)
+
+
+async def test_a_policy_with_other_settings_gets_a_buffer_of_its_own(setup: Setup) -> None:
+    setup.receiver._receive(*sealed(Version(1, 0)))
+    setup.receiver._receive(*sealed(Version(1, 1)))
+    other = PolicyConfig(family="tiny-oft", state_dim=3, action_dim=2, chunk=2, temperature=0.5)
+    setup.receiver._receive(*sealed(Version(2, 2), other))
+    assert setup.live().spec.config == other.to_json()
+    row = Row({"state": np.zeros(3, np.float32)}, "go", "k", "train")
+    assert (await setup.runner.act([row]))[0].version == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error"),
+    [
+        ({"policy": "no JSON"}, InvalidInput),
+        ({"policy": "[1]"}, InvalidInput),
+        ({"policy": json.dumps({"version": 99})}, ConfigError),
+        ({"policy": json.dumps(CONFIG.to_json() | {"family": "nonsense"})}, ConfigError),
+        ({"policy": json.dumps(CONFIG.to_json() | {"action_dim": 3})}, InvalidInput),
+    ],
+)
+async def test_a_version_that_does_not_fit_leaves_the_live_one_alone(
+    setup: Setup, metadata: dict[str, str], error: type[Exception]
+) -> None:
+    setup.receiver._receive(*sealed(Version(1, 0)))
+    live, before = setup.live(), weights(setup.live())
+    with pytest.raises(error):
+        setup.receiver._receive(*sealed(Version(1, 1), seed=1, metadata=metadata))
+    assert setup.runner.version == (1, 0)
+    assert setup.live() is live
+    torch.testing.assert_close(weights(live), before, rtol=0, atol=0)
+
+
+async def test_hashes_are_checked_on_what_was_loaded(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup.receiver._receive(*sealed(Version(1, 0)))
+
+    def damaged(arrays: Mapping[str, Array], dtypes: Mapping[str, str]) -> dict[str, torch.Tensor]:
+        tensors = to_tensors(arrays, dtypes)
+        name = max(tensors, key=lambda name: tensors[name].numel())
+        tensors[name] = tensors[name] + 1
+        return tensors
+
+    monkeypatch.setattr("services.rollout.worker.receiving.to_tensors", damaged)
+    with pytest.raises(InvalidInput):
+        setup.receiver._receive(*sealed(Version(1, 1), seed=1))
+    assert setup.runner.version == (1, 0)
+
+
+async def test_an_evaluation_of_the_live_version_keeps_a_copy_of_it(setup: Setup) -> None:
+    setup.receiver._receive(*sealed(Version(1, 0)))
+    await setup.receiver.pin((1, 0))
+    await setup.receiver.pin((1, 0))
+    for update in (1, 2, 3):
+        setup.receiver._receive(*sealed(Version(1, update), seed=update))
+    pinned = setup.runner._pinned[(1, 0)]
+    torch.testing.assert_close(weights(pinned), weights(build_policy(CONFIG, seed=0)), rtol=0, atol=0)
+
+
+async def test_a_copy_is_never_of_two_versions(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a version is copied for an evaluation, two newer ones come in; the second would be written into it."""
+    setup.receiver._receive(*sealed(Version(1, 0), seed=0))
+    copying, go_on = threading.Event(), threading.Event()
+    live = setup.live()
+
+    def slow(memo: dict[int, object]) -> Policy:
+        copying.set()
+        assert go_on.wait(10)
+        monkeypatch.undo()
+        return copy.deepcopy(live)
+
+    monkeypatch.setattr(live, "__deepcopy__", slow, raising=False)
+    pinning = asyncio.create_task(setup.receiver.pin((1, 0)))
+    await asyncio.to_thread(copying.wait, 10)
+
+    def newer() -> None:
+        for update in (1, 2):
+            setup.receiver._receive(*sealed(Version(1, update), seed=update))
+
+    writer = threading.Thread(target=newer)
+    writer.start()
+    writer.join(0.2)
+    go_on.set()
+    await pinning
+    await asyncio.to_thread(writer.join, 10)
+    assert setup.runner.version == (1, 2)
+    torch.testing.assert_close(
+        weights(setup.runner._pinned[(1, 0)]), weights(build_policy(CONFIG, seed=0)), rtol=0, atol=0
+    )
