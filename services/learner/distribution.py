@@ -120,6 +120,7 @@ class Distribution:
                 return None
             version, self._offered = self._offered, None
             self._free, self._held = self._held, self._free
+            self._changed.notify_all()
             return version
 
     def _publish(self, version: Version) -> None:

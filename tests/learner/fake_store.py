@@ -184,6 +184,7 @@ class FakeStore(store_pb2_grpc.StoreServiceServicer):
 
     def GetStats(self, request: store_pb2.GetStatsRequest, context: Context) -> store_pb2.GetStatsResponse:
         self._known(context)
+        self.calls.append("GetStats")
         return store_pb2.GetStatsResponse(workers=1, counters=self.counters, sums=self.sums)
 
     def _group(self, record: RunRecord, number: int) -> store_pb2.Group:

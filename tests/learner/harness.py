@@ -10,6 +10,7 @@ import pytest
 from dvla.v1 import store_pb2
 
 from services.common.bundle import Buffer, Manifest, Version
+from services.common.errors import DvlaError
 from services.common.security import Security
 from services.common.telemetry import Telemetry
 from services.learner import checkpointer, threads
@@ -127,6 +128,7 @@ class Bench:
         self.telemetry = Telemetry("learner", "test")
         self.progress = Progress()
         self.ended = ""
+        self.error: DvlaError | None = None
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(threads, "RETRY_SECONDS", (0.02, 0.05))
 
