@@ -16,6 +16,7 @@ from services.common.spec import Array
 log = structlog.get_logger()
 
 RETRY_SECONDS = (0.1, 0.3, 1.0, 2.0)
+WAIT_SECONDS = 0.5
 BULK_SECONDS = 60.0
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ class StoreClient:
                 if waited % 20 == 0:
                     log.info("waiting for the run", run=self.run, reason=str(error))
                 waited += 1
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(WAIT_SECONDS)
 
     async def next_jobs(
         self, version: tuple[int, int] | None, count: int, wait_seconds: float
