@@ -45,6 +45,8 @@ class SimConfig(RoleConfig):
     """Where images are drawn: auto, cpu, gpu or none (then there are no videos either)."""
     lean_control: bool = True
     """Replace ManiSkill's end-effector controllers by an equal, faster one (CPU)."""
+    exact_replay: bool = False
+    """Rebuild a ManiSkill scene before every episode, so that equal actions give equal episodes through contacts."""
     modules: tuple[str, ...] = ()
     """Python modules to import first, for tasks that register themselves."""
     gpu_memory: dict[str, int] = field(default_factory=dict)
@@ -114,6 +116,7 @@ def _maniskill(config: SimConfig, slots: int) -> VectorSim:
         instructions=config.instructions,
         modules=config.modules,
         lean_control=config.lean_control,
+        exact_replay=config.exact_replay,
         gpu_memory=tuple(sorted(config.gpu_memory.items())),
     )
     if config.device == "cpu":

@@ -66,6 +66,9 @@ class ManiSkillOptions:
     render: "auto" (the GPU if there is one), "cpu", "gpu" or "none" (no images and no videos).
     modules: Python modules to import first, which register tasks of their own.
     lean_control: replace end-effector controllers by an equal, faster one (CPU only).
+    exact_replay: rebuild the scene before every episode (CPU only; about 30 ms). Start states are exact in any case,
+        but PhysX numbers contacts by what happened before in the same scene, so without this two equal episodes
+        can differ from their first contact on.
     gpu_memory: fields of ManiSkill's GPUMemoryConfig with their values (GPU only).
     """
 
@@ -80,6 +83,7 @@ class ManiSkillOptions:
     instructions: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     lean_control: bool = True
+    exact_replay: bool = False
     gpu_memory: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -288,7 +292,7 @@ def _render_backend(render: str) -> str:
 
 def _explain(error: Exception, task: str, options: ManiSkillOptions) -> NoReturn:
     text = str(error)
-    if "rendering device" in text or "vulkan" in text.lower():
+    if "rendering device" in text or "vulkan" in text.lower() or "vk::" in text:
         raise Unsupported(
             "no Vulkan device: ManiSkill needs one even without images; install mesa-vulkan-drivers 24.3 or newer "
             "(Debian 12: from bookworm-backports), or NVIDIA's driver with the graphics capability"

@@ -1,5 +1,6 @@
 """ManiSkill on the CPU: one environment per slot (physx_cpu allows no more), stepped in turn in one process."""
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,9 @@ class ManiSkillCpu(VectorSim):
         self._state_dim = {tensor.name: tensor.shape for tensor in self.spec.observation}.get("state", (0,))[0]
         for slot in self._slots:
             slot[options.tasks[0]] = _Slot(options.tasks[0], options)
+        if options.exact_replay:
+            gc.collect()
+            gc.freeze()  # rebuilding a scene collects garbage: 30 ms instead of 300 without the frozen rest
 
     def make_start(self, task: str, seed: int) -> bytes:
         """Reset a scratch environment from the seed and write its state down."""
@@ -104,7 +108,8 @@ class _Slot:
         self.env: Any = make_env(task, options, 1, "physx_cpu")
         if self.env.reconfiguration_freq:
             raise Unsupported(f"task {task!r} rebuilds its scene at every reset, so its start states cannot be stored")
-        self._lean: SetAction | None = lean_controller(self.env) if options.lean_control else None
+        self._options = options
+        self._lean = self._lean_controller()
 
     def make_start(self, seed: int) -> bytes:
         """State bytes of the start that this seed gives."""
@@ -115,6 +120,10 @@ class _Slot:
     def load(self, state: bytes) -> None:
         """Begin at a stored state."""
         states = decode_states(self.task, [state], self.env)
+        if self._options.exact_replay:
+            with observation_mode(self.env, "none"):
+                self.env.reset(seed=0, options={"reconfigure": True})
+            self._lean = self._lean_controller()  # the robot is a new one
         with observation_mode(self.env, "none"):
             self.env.reset(options={"reset_to_env_states": {"env_states": states}})
 
@@ -125,3 +134,6 @@ class _Slot:
             self._lean(action)
         reward, success, fail = advance(self.env, None if self._lean else tensor, tensor)
         return float(reward), bool(success), bool(fail)
+
+    def _lean_controller(self) -> SetAction | None:
+        return lean_controller(self.env) if self._options.lean_control else None

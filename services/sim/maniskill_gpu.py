@@ -37,6 +37,10 @@ class ManiSkillGpu(VectorSim):
         single_thread()
         if len(options.tasks) != 1:
             raise ConfigError(f"tasks = {list(options.tasks)}; a batched simulator runs one, start one per task")
+        if options.exact_replay:
+            raise ConfigError(
+                "exact_replay rebuilds scenes of single slots; a batched scene cannot, use device = 'cpu'"
+            )
         self.num_slots = num_slots
         self._options, self._task = options, options.tasks[0]
         self._scratch = num_slots
