@@ -15,7 +15,9 @@ def write_demos(recipe: Recipe, out: Path) -> list[Episode]:
     """Record the demonstrations; prints how often the expert succeeded."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{str(out)!r} is not empty; choose another --out, or remove it first")
-    tasks = recipe.learner.tasks if recipe.run.sim_class else recipe.tasks
+    tasks = recipe.tasks
+    if not recipe.demos.episodes or not tasks:
+        raise ConfigError("nothing to demonstrate: [demos] episodes = 0, or the simulator has no scripted expert")
     processes = min(recipe.run.sims, os.cpu_count() or 1)
     aside = out.with_name(out.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)

@@ -72,7 +72,7 @@ class Evaluation:
         """Start everything, evaluate, stop; returns the figures."""
         self.session.enter("starting")
         processes, sim = self.processes, self.processes.first_sim
-        processes.write_roles(self.recipe.tasks or ("unknown",))
+        processes.write_roles(self.recipe.tasks)
         self.session.start([processes.redis(), *processes.sim()])
         spec = self.session.until(lambda: self.control.describe(sim), START_SECONDS, f"the start of {sim}")
         check_fits(policy, spec)

@@ -28,7 +28,19 @@ _STYLE: Any = {
     "figure.constrained_layout.use": True,
 }
 _BUSY_COLOUR = "#2a9d8f"
-_IDLE_COLOURS = ("#d9dde2", "#f4a261", "#e9c46a", "#9aa5b1", "#c98686", "#8ab0d6", "#b8a1d9")
+_IDLE_COLOURS = (
+    "#f4a261",
+    "#d9dde2",
+    "#e9c46a",
+    "#9aa5b1",
+    "#c98686",
+    "#8ab0d6",
+    "#b8a1d9",
+    "#bfd8a5",
+    "#e3b7cf",
+    "#7f8fa6",
+    "#d9bf9a",
+)
 
 
 @dataclass(frozen=True)
@@ -61,21 +73,16 @@ def success(samples: Sequence[Sample], points: Sequence[EvaluationPoint]) -> str
     return _svg(draw, columns=2)
 
 
-def returns(samples: Sequence[Sample]) -> str:
-    """Mean return of trained episodes over updates, and the length of an episode."""
-    rows: dict[int, Mapping[str, float]] = {}
-    for sample in samples:
-        if sample.learner is not None and sample.learner.version[1]:
-            rows[sample.learner.version[1]] = sample.learner.metrics
+def updates(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the learner says of its updates, one row each: return, loss, clipped share, KL divergence."""
 
     def draw(axes: Sequence[Axes]) -> None:
-        for axis, names, label in ((axes[0], ("return",), "return"), (axes[1], ("loss",), "loss")):
-            for name in names:
-                points = [(update, metrics[name]) for update, metrics in rows.items() if name in metrics]
-                axis.plot([x for x, _ in points], [y for _, y in points], color=_BUSY_COLOUR, marker=".")
-            axis.set(xlabel="update", ylabel=label)
+        for axis, name in zip(axes, ("return", "loss", "clip_fraction", "approx_kl"), strict=True):
+            points = [(row["update"], row[name]) for row in rows if name in row]
+            axis.plot([x for x, _ in points], [y for _, y in points], color=_BUSY_COLOUR, marker=".")
+            axis.set(title=name.replace("_", " "), xlabel="update")
 
-    return _svg(draw, columns=2)
+    return _svg(draw, columns=4)
 
 
 def lanes(samples: Sequence[Sample]) -> str:
@@ -95,7 +102,7 @@ def lanes(samples: Sequence[Sample]) -> str:
             axis.grid(visible=False)
         axes[0].set_ylabel("share of time")
 
-    return _svg(draw, columns=4, legend={BUSY: _BUSY_COLOUR} | colours)
+    return _svg(draw, columns=4, share=True, legend={BUSY: _BUSY_COLOUR} | colours)
 
 
 def staleness(histogram: Sequence[int]) -> str:
@@ -170,11 +177,12 @@ def _svg(
     draw: Callable[[Sequence[Axes]], None],
     columns: int,
     width: float = 9.0,
+    share: bool = False,
     legend: Mapping[str, str] | None = None,
 ) -> str:
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(width, 2.6))
-        axes = figure.subplots(1, columns, squeeze=False, sharey=columns == 4)[0]
+        axes = figure.subplots(1, columns, squeeze=False, sharey=share)[0]
         draw(list(axes))
         if legend:
             patches = [mpl.patches.Patch(color=colour, label=name) for name, colour in legend.items()]

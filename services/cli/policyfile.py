@@ -9,10 +9,13 @@ from services.common.errors import ConfigError
 from services.common.spec import SimSpec
 from services.policies.config import PolicyConfig
 
+POLICY_FILE = "policy.json"
+"""Written last: a folder with it holds a whole policy."""
+
 
 def read_policy_config(folder: Path) -> PolicyConfig:
     """What the policy in a folder is; raises ConfigError if there is none or if it cannot be read."""
-    path = folder / "policy.json"
+    path = folder / POLICY_FILE
     try:
         return PolicyConfig.from_json(json.loads(path.read_text())["config"])
     except FileNotFoundError as error:

@@ -1,7 +1,7 @@
 """Which processes make up a run on one machine, and how each is started: addresses, folders, threads, order of ends."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,10 +97,11 @@ class Processes:
         """A command of `dvla` that runs to its end."""
         return ChildSpec(name, role_command(*arguments), self.run.log(name), threads_environment(threads))
 
-    def write_roles(self, tasks: Iterable[str]) -> None:
+    def write_roles(self, tasks: Sequence[str]) -> None:
         """The roles' sections with what the launcher adds, as the file that they read."""
         sections: dict[str, Table] = {role: dict(table) for role, table in self.recipe.roles.items()}
-        sections["learner"] = {"tasks": list(tasks)} | sections["learner"] | {"mode": self.recipe.run.mode}
+        known = {"tasks": list(tasks)} if tasks else {}
+        sections["learner"] = known | sections["learner"] | {"mode": self.recipe.run.mode}
         self.roles_file.write_text(dumps(sections))
 
     @property

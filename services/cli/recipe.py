@@ -66,6 +66,11 @@ class Recipe:
         """Tasks of the built-in simulator; empty for one that only runs can ask."""
         return () if self.run.sim or ":" in self.sim.sim else self.sim.tasks
 
+    @property
+    def makes_demos(self) -> bool:
+        """Whether a scripted expert demonstrates before training."""
+        return bool(self.demos.episodes and not (self.run.sim or self.sft.init or self.sft.demos))
+
     def policy_config(self, **inferred: Any) -> "PolicyConfig":
         """The policy; `inferred` holds what the simulator says where the recipe says nothing."""
         from services.policies.config import PolicyConfig
@@ -165,7 +170,9 @@ def check_together(recipe: Recipe) -> None:
         from services.cli.policyfile import check_same
 
         check_same(Path(recipe.sft.init), recipe.policy)
-    elif recipe.demos.episodes:
+    if recipe.sft.demos and not any(Path(recipe.sft.demos).glob("*.safetensors")):
+        raise ConfigError(f"[sft] demos = {recipe.sft.demos!r} holds no demonstrations; `dvla demos` writes some")
+    if recipe.makes_demos:
         _check_expert(recipe)
 
 
@@ -184,11 +191,6 @@ def _check_expert(recipe: Recipe) -> None:
     from services.common.spec import ActionSpec
     from services.sim.experts import Expert
 
-    if recipe.run.sim_address:
-        raise ConfigError(
-            f"[demos] episodes = {recipe.demos.episodes}, but the simulator at {recipe.run.sim} cannot be asked for "
-            "an expert; set demos.episodes = 0, or sft.init to the folder of a policy"
-        )
     action = ActionSpec(1, (-1.0,), (1.0,), recipe.sim.control_mode)
     for task in recipe.tasks:
         try:

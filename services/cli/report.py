@@ -11,7 +11,7 @@ from services.cli import plots
 from services.cli.advice import advice
 from services.cli.plots import EvaluationPoint
 from services.cli.runfolder import RunFolder, read_json
-from services.cli.samples import Sample, read_samples
+from services.cli.samples import Sample, StoreSample, read_samples
 from services.cli.summary import Summary, summarise
 
 _PAGE = Template((Path(__file__).parent / "report_template.html").read_text())
@@ -30,7 +30,7 @@ def write_report(run: RunFolder) -> Path:
         evaluations=_evaluations(run, state),
         videos=_videos(run),
         success=plots.success(samples, evaluation_points(run, state)),
-        returns=plots.returns(samples),
+        updates=plots.updates(run.read_metrics()),
         lanes=plots.lanes(samples),
         staleness=plots.staleness(summary.staleness),
         throughput=plots.throughput(samples),
@@ -69,8 +69,8 @@ def _facts(summary: Summary, samples: list[Sample]) -> str:
         ("staleness", f"mean {summary.staleness_mean:.2f}, max {summary.staleness_max} updates"),
         ("restarts", ", ".join(f"{name} {count}" for name, count in summary.restarts.items()) or "none"),
     ]
-    rows += [_bias(samples)] if samples and samples[-1].store else []
-    counters = dict(samples[-1].store.counters) if samples and samples[-1].store else {}
+    store = last_store(samples)
+    rows.append(("selection", _bias(store)))
     for name in (
         "discarded_uniform",
         "failed",
@@ -82,7 +82,7 @@ def _facts(summary: Summary, samples: list[Sample]) -> str:
         "lost",
         "rolled_back",
     ):
-        rows.append((name.replace("_", " "), f"{counters.get(name, 0):,}"))
+        rows.append((name.replace("_", " "), f"{store.counters.get(name, 0):,}"))
     return _table(rows)
 
 
@@ -104,18 +104,20 @@ def _executed(samples: list[Sample]) -> float:
     return total
 
 
-def _bias(samples: list[Sample]) -> tuple[str, str]:
+def last_store(samples: list[Sample]) -> StoreSample:
+    """The store's last word."""
+    return next((sample.store for sample in reversed(samples) if sample.store is not None), StoreSample())
+
+
+def _bias(store: StoreSample) -> str:
     """Trained against accepted episodes: they must look alike, or training saw a selection."""
-    store = samples[-1].store
-    if store is None:
-        return "selection", "unknown"
     texts = []
     for kind, episodes in (("accepted", "accepted"), ("trained", "trained_episodes")):
         count = store.counters.get(episodes, 0)
         if count:
             success, length = store.sums.get(f"{kind}_success", 0.0), store.sums.get(f"{kind}_length", 0.0)
             texts.append(f"{kind}: success {success / count:.2f}, length {length / count:.1f}")
-    return "selection", "; ".join(texts) or "unknown"
+    return "; ".join(texts) or "nothing accepted"
 
 
 def _evaluations(run: RunFolder, state: Mapping[str, Any]) -> str:

@@ -83,7 +83,7 @@ class RunFolder:
         if versions:
             newest = versions[max(versions)]
             return newest / "policy" if (newest / "policy").is_dir() else newest
-        if self.policy.exists():
+        if (self.policy / "policy.json").exists():
             return self.policy
         raise NotFound(f"run {self.name!r} has no policy yet")
 
@@ -138,9 +138,11 @@ class RunFolder:
 
     def read_events(self) -> list[dict[str, Any]]:
         """All events so far."""
-        if not self.events.exists():
-            return []
-        return [json.loads(line) for line in self.events.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return read_lines(self.events)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """What the learner said of its updates."""
+        return read_lines(self.path / "metrics.jsonl")
 
     def lock(self) -> IO[bytes]:
         """Own the run while the returned file is open; raises ConfigError if another process does."""
@@ -190,3 +192,10 @@ def write_json(path: Path, value: Any) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(value, indent=1) + "\n")
     os.replace(partial, path)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All lines of a JSON file of lines; empty if it does not exist. A line cut off by a crash is left out."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]

@@ -72,7 +72,8 @@ class DemosSection:
     """[demos]: demonstrations that a scripted expert gives before training."""
 
     episodes: int = 300
-    """Demonstrations in all; 0 makes none, and training starts from random weights or from sft.init."""
+    """Demonstrations in all; 0 makes none. Without any, training starts from random weights. A simulator of your own
+    (run.sim) has no scripted expert, so none are made for it: see sft.demos and sft.init."""
     bias: float = 0.0
     """How wrong the expert is, on purpose: 0 is competent, 1 misses by a fixed offset."""
     noise: float = 0.1
@@ -94,6 +95,8 @@ class SftSection:
 
     init: str = ""
     """Folder of a policy to start from in place of a warm start."""
+    demos: str = ""
+    """Folder with demonstrations of your own, in place of those of [demos]."""
     steps: int = 1000
     """Optimiser steps."""
     batch: int = 128

@@ -134,7 +134,7 @@ class Session:
             told.unlink(missing_ok=True)
         if code:
             reason = last_error(spec.log) or describe_exit(code)
-            raise RoleFailed(f"{spec.name}: {reason}", child.tail(), exit_code=2 if code == 2 else 1)
+            raise RoleFailed(f"{spec.name}: {reason}", [], exit_code=2 if code == 2 else 1)
 
     def counter(self, name: str) -> int:
         """A counter of the store, by the latest sample."""

@@ -8,7 +8,7 @@ from services.cli.board import Board
 from services.cli.control import Control
 from services.cli.evaluate import run_evaluation
 from services.cli.evaluation import brief, figures, held_out
-from services.cli.policyfile import check_fits
+from services.cli.policyfile import POLICY_FILE, check_fits
 from services.cli.processes import Processes
 from services.cli.recipe import Recipe
 from services.cli.runfolder import RunFolder, read_json, write_json
@@ -17,6 +17,7 @@ from services.cli.session import Session
 from services.cli.solved import Solved
 from services.cli.summary import TRAINING, final_line, summarise
 from services.common.bundle import Version
+from services.common.spec import SimSpec
 
 START_SECONDS = 300.0
 """Longest start of a role: ManiSkill on a busy machine."""
@@ -36,53 +37,56 @@ class Training:
 
     def execute(self) -> str:
         """All stages; returns the final line."""
-        self.start_simulators()
         policy = self.warm_start()
-        version = self.start_roles(policy)
+        version = self.start_learner(policy)
         self.evaluate_before(version)
         self.train()
         self.evaluate(AFTER, self.newest())
         self.record()
         return self.result()
 
-    def start_simulators(self) -> None:
-        """Start the simulators first: they take longest, and they know tasks and tensors."""
-        from services.policies.config import PolicyConfig
-
-        self.session.enter("starting simulators")
-        self.processes.write_roles(self.recipe.tasks or ("unknown",))
-        self.session.start([self.processes.redis(), *self.processes.sim()])
-        sim = self.processes.first_sim
-        self.spec = self.session.until(lambda: self.control.describe(sim), START_SECONDS, f"the start of {sim}")
-        self.tasks = tuple(task.id for task in self.spec.tasks)
-        self.processes.write_roles(self.tasks)
-        write_json(self.run.policy_config, PolicyConfig.for_sim(self.spec, **self.recipe.policy).to_json())
-
     def warm_start(self) -> Path:
         """The policy to start from: given, cloned from demonstrations, or with random weights."""
-        if self.recipe.sft.init:
-            check_fits(Path(self.recipe.sft.init), self.spec)
-            self.start_workers()
-            return Path(self.recipe.sft.init)
-        if self.run.policy.exists():
-            self.start_workers()
-            return self.run.policy
-        demos = ["--demos", str(self.run.demos)] if self.recipe.demos.episodes else []
-        if demos and not self.run.demos.exists():
+        recipe, run = self.recipe, self.run
+        if recipe.makes_demos and not (run.policy / POLICY_FILE).exists() and not run.demos.exists():
             self.session.enter("demonstrations")
-            self.job("demos", "--out", str(self.run.demos))
-        self.session.enter("warm start")
+            self.job("demos", "--out", str(run.demos))
         self.start_workers()
-        self.job("sft", "--config", str(self.run.policy_config), "--out", str(self.run.policy), *demos)
-        return self.run.policy
+        policy = Path(recipe.sft.init) if recipe.sft.init else run.policy
+        if not (policy / POLICY_FILE).exists():
+            self.session.enter("warm start")
+            demos = recipe.sft.demos or (str(run.demos) if recipe.makes_demos else "")
+            inputs = ["--demos", demos] if demos else ["--config", str(self.inferred_config())]
+            self.job("sft", "--out", str(policy), *inputs)
+        check_fits(policy, self.describe())
+        return policy
 
     def start_workers(self) -> None:
-        """Start all roles that need no policy: they import torch while the warm start is made."""
-        self.session.start([self.processes.store(), self.processes.weights(), *self.processes.rollout()])
+        """Start all roles that need no policy, so that they are up when the warm start is made."""
+        processes = self.processes
+        processes.write_roles(self.recipe.tasks)
+        workers = [processes.store(), processes.weights(), *processes.rollout()]
+        self.session.start([processes.redis(), *processes.sim(), *workers])
 
-    def start_roles(self, policy: Path) -> Version:
-        """Start the learner; returns the first version that is published."""
+    def describe(self) -> SimSpec:
+        """What the simulators offer, waiting until one is up."""
         self.session.enter("starting")
+        sim = self.processes.first_sim
+        spec = self.session.until(lambda: self.control.describe(sim), START_SECONDS, f"the start of {sim}")
+        self.tasks = tuple(task.id for task in spec.tasks)
+        self.processes.write_roles(self.tasks)
+        return spec
+
+    def inferred_config(self) -> Path:
+        """The configuration of a policy that reads all that the simulator offers."""
+        from services.policies.config import PolicyConfig
+
+        write_json(self.run.policy_config, PolicyConfig.for_sim(self.describe(), **self.recipe.policy).to_json())
+        self.session.enter("warm start")
+        return self.run.policy_config
+
+    def start_learner(self, policy: Path) -> Version:
+        """Start the learner; returns the first version that is published."""
         self.session.start([self.processes.learner(policy)])
         self.session.poll(self.run.name, self.addresses)
         return self.newest()

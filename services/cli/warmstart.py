@@ -31,7 +31,7 @@ def sft(recipe: Recipe, demos: Path | None, out: Path, config: Path | None) -> N
     policy = build_policy(_config(recipe, data, config), seed=recipe.seed_of(recipe.sft))
     if data is not None:
         settings = asdict(recipe.sft) | {"seed": recipe.seed_of(recipe.sft)}
-        del settings["init"]
+        del settings["init"], settings["demos"]
         tell, steps = reporter(), recipe.sft.steps
         train_sft(
             policy, data, SftConfig(**settings), lambda step, loss: tell(step, steps, "steps", f"loss {loss:.3f}")
