@@ -117,7 +117,7 @@ class LearnerConfig(RoleConfig):
     """Passes over the data of one update."""
     minibatches: int = 4
     """Optimiser steps of one pass."""
-    micro_rows: int = 128
+    micro_rows: int = 256
     """Chunks scored at once; changes memory and speed, never the gradient."""
     threads: int = 1
     """CPU threads of torch."""

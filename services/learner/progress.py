@@ -46,10 +46,10 @@ class Progress:
             return future
 
     def requests(self) -> tuple["Future[Written]", ...]:
-        """Take the open requests."""
+        """Take the open requests, without those whose caller is gone."""
         with self._lock:
-            taken, self._requests = tuple(self._requests), []
-            return taken
+            taken, self._requests = self._requests, []
+        return tuple(future for future in taken if future.set_running_or_notify_cancel())
 
     @property
     def requested(self) -> bool:
@@ -62,4 +62,5 @@ class Progress:
         with self._lock:
             self._closed, waiting, self._requests = True, self._requests, []
         for future in waiting:
-            future.set_exception(Unavailable("the learner stopped before this checkpoint"))
+            if future.set_running_or_notify_cancel():
+                future.set_exception(Unavailable("the learner stopped before this checkpoint"))
