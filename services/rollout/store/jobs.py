@@ -25,7 +25,7 @@ class JobCalls(StoreBase):
         call_id = call_id or request_id()
 
         async def look() -> tuple[bool, store_pb2.NextJobsResponse]:
-            short = await self.memory.full()
+            short = await self.memory.full((await self.spec(run)).episode_bytes)
             reply = await self.call("next_jobs", run, worker, held, wanted, call_id, int(short))
             response = _granted(run, reply)
             return bool(response.jobs) or response.idle_reason == "finished", response

@@ -38,14 +38,14 @@ class MemoryGauge:
             self._used, self.limit = int(info["used_memory"]), int(info["maxmemory"])
         return self.used / self.limit if self.limit else 0.0
 
-    async def full(self) -> bool:
-        """True from 85 % of the limit."""
-        return await self.share() >= REFUSE_SHARE
+    async def full(self, length: int) -> bool:
+        """True if so many more bytes would bring Redis to 85 % of its limit."""
+        share = await self.share()
+        return self.limit > 0 and share + length * OVERHEAD / self.limit >= REFUSE_SHARE
 
     async def require_room(self, length: int) -> None:
-        """Raise Exhausted from 85 % of the limit on, the new bytes included."""
-        share = await self.share()
-        if self.limit and share + length * OVERHEAD / self.limit >= REFUSE_SHARE:
+        """Raise Exhausted if so many more bytes would bring Redis to 85 % of its limit."""
+        if await self.full(length):
             raise Exhausted(
                 f"Redis uses {self.used / 1e6:.0f} of {self.limit / 1e6:.0f} MB; appends are refused from "
                 f"{REFUSE_SHARE:.0%}, repeat this one when the learner has freed some"

@@ -98,6 +98,15 @@ class Harness:
     async def jobs(self, count: int = 1, update: int | None = 0, worker: str = "w0") -> list[s.Job]:
         return list((await self.next_jobs(count, update, worker)).jobs)
 
+    async def renew(self, worker: str) -> int:
+        return (await self.store.renew(s.RenewRequest(run=self.run, worker=worker))).grants
+
+    async def set_start(self, group: int, start: bytes) -> bytes:
+        return (await self.store.set_start(s.SetStartRequest(run=self.run, group=group, start=start))).start
+
+    async def close(self) -> None:
+        await self.store.close_run(s.CloseRunRequest(run=self.run, epoch=self.epoch))
+
     async def append(
         self, job: s.Job, score: float = 1.0, update: int = 0, steps: int = 5, data: bytes = b""
     ) -> s.AppendResponse:
@@ -168,7 +177,7 @@ class Harness:
 
     async def blobs(self) -> set[str]:
         """Names of all blobs that have a chunk in this Redis."""
-        keys = await self.store.link.client.keys("dvla:blob:*")
+        keys: Any = await self.store.link.client.keys("dvla:blob:*")
         return {key.decode().split(":")[2] for key in keys}
 
 

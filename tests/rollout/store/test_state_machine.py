@@ -128,7 +128,7 @@ class StoreHistory(RuleBasedStateMachine):
         worker = chance.choice(WORKERS)
         self.model.expire()
         self.model.seen(worker)
-        assert self.do(self.store.renew(s.RenewRequest(run=self.run.run, worker=worker))).grants == self.grants(worker)
+        assert self.do(self.run.renew(worker)) == self.grants(worker)
 
     def grants(self, worker: str) -> int:
         return sum(member.holder == worker for group in self.model.groups.values() for member in group.members)
@@ -273,9 +273,12 @@ class StoreHistory(RuleBasedStateMachine):
 
     def store_restarts(self, chance: Random) -> None:
         if chance.random() < 0.5:
-            self.do(self.store.link.client.script_flush())
+            self.do(self.forget_scripts())
         self.do(self.store.close())
         self.connect()
+
+    async def forget_scripts(self) -> None:
+        await self.store.link.client.script_flush()
 
     # The end
 
