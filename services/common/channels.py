@@ -58,4 +58,8 @@ def translated(peer: str) -> Iterator[None]:
         kind = ERRORS.get(code, errors.DvlaError) if code is not None else errors.DvlaError
         if "message larger than max" in (details or ""):
             kind = errors.InvalidInput  # gRPC calls it RESOURCE_EXHAUSTED, but repeating it would never help
+        elif details == "Internal error from Core":
+            # The peer ended the call while asyncio's side of gRPC was writing: it has lost the peer's own status, and
+            # only asking again tells what that was.
+            kind = errors.Unavailable
         raise kind(f"{peer}: {details or code}") from error

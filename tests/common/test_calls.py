@@ -112,6 +112,24 @@ async def test_silence_absence_and_unknown_methods_have_classes_too(address: str
     await server.stop()
 
 
+@pytest.mark.parametrize(
+    ("code", "details", "expected"),
+    [
+        (grpc.StatusCode.INTERNAL, "Internal error from Core", errors.Unavailable),  # broke while we wrote: ask again
+        (grpc.StatusCode.INTERNAL, "KeyError: 'x'", errors.DvlaError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max (20 vs. 16)", errors.InvalidInput),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "all sessions are taken", errors.Exhausted),
+        (grpc.StatusCode.CANCELLED, "", errors.Unavailable),
+        (grpc.StatusCode.DATA_LOSS, "", errors.DvlaError),
+    ],
+)
+def test_every_status_has_a_class(code: grpc.StatusCode, details: str, expected: type[errors.DvlaError]) -> None:
+    empty = grpc.aio.Metadata()
+    with pytest.raises(errors.DvlaError, match="peer: ") as seen, translated("peer"):
+        raise grpc.aio.AioRpcError(code, empty, empty, details)
+    assert type(seen.value) is expected
+
+
 @pytest.mark.parametrize("kind", ["unary_stream", "stream_stream"])
 async def test_a_stream_that_is_given_up_is_cleaned_up_at_once(address: str, kind: str) -> None:
     cleaned = asyncio.Event()
