@@ -31,6 +31,8 @@ class StoreBase:
         status, *facts = await self.scripts.call(name, run, *arguments)
         if status == b"OK":
             return facts
+        if status == b"NO_RUN":
+            self._specs.pop(run, None)
         raise _refusal(status.decode(), run, facts)
 
     async def spec(self, run: str) -> store_pb2.RunSpec:

@@ -86,9 +86,9 @@ class RedisLink:
         while True:
             try:
                 return await call()
-            except exceptions.AuthenticationError as error:
-                raise ConfigError(f"Redis at {self.url} refused us: {error}; set redis_password_file") from error
             except _LOST as error:
+                if _unauthorised(error):
+                    raise ConfigError(f"Redis at {self.url} refused us: {error}; set redis_password_file") from error
                 if time.monotonic() + pause > deadline:
                     raise Unavailable(f"Redis at {self.url} cannot be reached for {what}: {error}") from error
                 log.debug("redis lost", what=what, error=str(error))
@@ -101,6 +101,13 @@ class RedisLink:
         """Close all connections."""
         await self.client.aclose()
         await self.client.connection_pool.disconnect()
+
+
+def _unauthorised(error: Exception) -> bool:
+    """True for a wrong or missing password, also where the driver wraps it into a lost connection."""
+    return isinstance(error, exceptions.AuthenticationError) or isinstance(
+        error.__cause__, exceptions.AuthenticationError
+    )
 
 
 def check_policy(policy: str) -> None:

@@ -82,6 +82,7 @@ class Harness:
     def __init__(self, store: RolloutStore, clock: Clock, spec: s.RunSpec) -> None:
         self.store, self.clock, self.spec, self.run = store, clock, spec, spec.run
         self.epoch = 0
+        self.cursor = "0-0"
 
     async def open(self, floor: int = 0, resume: int = 0) -> s.OpenRunResponse:
         reply = await self.store.open_run(s.OpenRunRequest(spec=self.spec, floor_epoch=floor, resume_update=resume))
@@ -132,6 +133,12 @@ class Harness:
     async def lease(self, count: int = 100, epoch: int = 0, wait: float = 0.0) -> list[s.Group]:
         request = s.LeaseRequest(run=self.run, epoch=epoch or self.epoch, count=count, wait_seconds=wait)
         return list((await self.store.lease(request))[0].groups)
+
+    async def lease_from_cursor(self) -> list[int]:
+        """Groups after those that the last call of this method got."""
+        request = s.LeaseRequest(run=self.run, epoch=self.epoch, count=100)
+        response, self.cursor = await self.store.lease(request, self.cursor)
+        return [group.group for group in response.groups]
 
     async def lease_again(self) -> list[s.Group]:
         """Everything that was leased and not acked, from the start."""
