@@ -93,7 +93,7 @@ take_down() {
 
 check() {
     say "building the images"
-    compose --parallel 1 build >"$scratch/build.log" 2>&1 || { tail -n 40 "$scratch/build.log" >&2 && die 1 "build failed"; }
+    compose --parallel 1 build store weights learner rollout sim >"$scratch/build.log" 2>&1 || { tail -n 40 "$scratch/build.log" >&2 && die 1 "build failed"; }
     say "starting; demonstrations and warm start come first"
     compose up -d --no-build >"$scratch/up.log" 2>&1 || { tail -n 40 "$scratch/up.log" >&2 && die 1 "start failed"; }
     wait_for 300 "3 sims, 2 rollout workers, store, weights and learner serve" all_serve

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the torch build that fits this machine into an environment. Safe to repeat.
 #
-#   deploy/install_torch.sh PYTHON cpu|cuda LOG     PYTHON: the environment's interpreter; LOG: file for pip's output
+#   deploy/install_torch.sh PYTHON cpu|cuda|none LOG     PYTHON: the environment's interpreter; LOG: file for pip's output
 #
 # No package host is named here: pip uses whatever it is configured with, and uv knows where the CPU builds are.
 set -euo pipefail
@@ -9,9 +9,9 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 torch_version=2.13.0
-python="${1:?python of the environment}" kind="${2:?cpu or cuda}" log="${3:?log file}"
+python="${1:?python of the environment}" kind="${2:?cpu, cuda or none}" log="${3:?log file}"
 
-pip_install() { "$python" -m pip install --disable-pip-version-check "$@"; }
+pip_install() { PIP_NO_CACHE_DIR="${DVLA_BUILDING_IMAGE:-}" "$python" -m pip install --disable-pip-version-check "$@"; }
 uv_install() { "$python" -m uv pip install --python "$python" "$@"; }
 has_torch() { [[ $("$python" -c 'import torch; print(torch.__version__)' 2>/dev/null) == "$torch_version"* ]]; }
 sees_gpu() { "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; }
@@ -39,5 +39,6 @@ cuda_torch() {
 case "$kind" in
 cpu) has_torch || cpu_torch ;;
 cuda) { has_torch && sees_gpu; } || cuda_torch ;;
-*) die 2 "torch build $kind is unknown (expected cpu or cuda)" ;;
+none) ;;
+*) die 2 "torch build $kind is unknown (expected cpu, cuda or none)" ;;
 esac

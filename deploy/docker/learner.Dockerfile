@@ -1,25 +1,31 @@
 # Learner: losses, optimiser, checkpoints.
 # Built from the repository's root: docker build -f deploy/docker/learner.Dockerfile .
-FROM docker.io/library/debian:bookworm-slim AS build
+FROM docker.io/library/debian:bookworm-slim AS dependencies
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
 ARG PIP_CERT
-COPY deploy/lib.sh deploy/install_torch.sh /src/deploy/
-COPY deploy/docker/build.sh deploy/docker/requirements.py /src/deploy/docker/
-RUN bash /src/deploy/docker/build.sh python
+COPY deploy/docker/python.sh /src/deploy/docker/
+RUN bash /src/deploy/docker/python.sh environment
 ARG TORCH=cpu
-RUN bash /src/deploy/docker/build.sh torch $TORCH
+COPY deploy/lib.sh deploy/install_torch.sh /src/deploy/
+RUN DVLA_BUILDING_IMAGE=1 bash /src/deploy/install_torch.sh /opt/dvla/bin/python $TORCH /tmp/torch.log
 ARG EXTRAS=learner
+COPY deploy/docker/install.sh deploy/docker/requirements.py /src/deploy/docker/
 COPY pyproject.toml /src/
-RUN bash /src/deploy/docker/build.sh dependencies $EXTRAS
+RUN bash /src/deploy/docker/install.sh dependencies $EXTRAS
+
+FROM dependencies AS package
 COPY . /src/
-RUN bash /src/deploy/docker/build.sh package
+RUN bash /src/deploy/docker/install.sh package
 
 FROM docker.io/library/debian:bookworm-slim
-COPY deploy/docker/build.sh /src/deploy/docker/
-RUN bash /src/deploy/docker/build.sh runtime
-COPY --from=build /opt/dvla /opt/dvla
+COPY deploy/docker/python.sh /src/deploy/docker/
+RUN bash /src/deploy/docker/python.sh runtime
+COPY --from=dependencies /opt/dvla /opt/dvla
+COPY --from=package /package /package
+COPY deploy/docker/install.sh /src/deploy/docker/
+RUN bash /src/deploy/docker/install.sh install
 ENV PATH=/opt/dvla/bin:$PATH PYTHONUNBUFFERED=1 DVLA_HEALTH_OF=learner
 USER dvla
 WORKDIR /data

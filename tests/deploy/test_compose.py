@@ -54,13 +54,13 @@ def test_images_run_without_root_and_report_their_health(role: str) -> None:
     text = (ROOT / f"deploy/docker/{role}.Dockerfile").read_text()
     for line in ("USER dvla", f'ENTRYPOINT ["dvla", "{role}"]', "HEALTHCHECK", f"DVLA_HEALTH_OF={role}"):
         assert line in text
-    assert ("build.sh torch" in text) == (role not in ("store", "weights"))
+    assert ("install_torch.sh" in text) == (role not in ("store", "weights"))
 
 
 def test_images_share_their_first_steps() -> None:
     """Steps that are equal in every file are built once; one that differs is built five times."""
     files = [(ROOT / f"deploy/docker/{role}.Dockerfile").read_text() for role in ROLES]
-    shared = [text[text.index("FROM") : text.index("build.sh python")] for text in files]
+    shared = [text[text.index("FROM") : text.index("python.sh environment")] for text in files]
     assert len(set(shared)) == 1
-    heavy = [text[text.index("FROM") : text.index("ARG EXTRAS")] for text in files if "build.sh torch" in text]
+    heavy = [text[text.index("FROM") : text.index("ARG EXTRAS")] for text in files if "install_torch.sh" in text]
     assert len(set(heavy)) == 1
