@@ -2,6 +2,8 @@
 
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,11 +49,24 @@ def test_a_run_survives_the_death_of_every_role(tmp_path: Path, launched: list[L
     page = run.run.report.read_text()
     assert text.splitlines()[-1].replace(">", "&gt;") in page
     assert "killed by SIGKILL" in page
+    check_eval_command(run, tmp_path)
     run.resume()
     text = run.finish()
     assert run.process.returncode == 2
     assert "is finished" in text
     assert text.count("\n") == 1
+
+
+def check_eval_command(run: Launched, out: Path) -> None:
+    """`dvla eval` of the run measures its last policy: the same starts end in the same way."""
+    command = ["eval", run.run.name, "--episodes", "10", "--out", str(out), "--json", str(out / "eval.json")]
+    done = subprocess.run([sys.executable, "-m", "services.cli", *command], capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    again, after = read_json(out / "eval.json"), read_json(run.run.evaluation("after"))
+    assert again["episodes"] == 10
+    assert again["results"] == after["results"][:10]
+    assert "success once" in done.stdout
+    assert f"{again['success_once']:.3f}" in done.stdout
 
 
 def check_evaluation(run: Launched, name: str) -> None:
