@@ -91,7 +91,7 @@ class PolicyConfig:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.cameras, str):
+        if not isinstance(self.cameras, tuple | list):
             _refuse("cameras", self.cameras, "a list of names")
         object.__setattr__(self, "cameras", tuple(self.cameras))
         self._check_options()
@@ -157,6 +157,8 @@ class PolicyConfig:
         object.__setattr__(self, "options", plain)
 
     def _check_architecture(self) -> None:
+        if not isinstance(self.family, str):
+            _refuse("family", self.family, "a name")
         family_target(self.family)
         _one_of("size", self.size, tuple(SIZES))
         _one_of("dtype", self.dtype, get_args(DType))

@@ -46,6 +46,7 @@ def fit_normalisation(policy: Policy, states: FloatArray | None, actions: FloatA
     normaliser.fit(states, actions, "meanstd" if policy.spec.config.get("action_norm") == "meanstd" else "quantile")
 
 
+@torch.enable_grad()  # a simulator in the same process switches gradients off globally
 def train_sft(policy: Policy, demos: Demos, config: SftConfig, progress: Progress | None = None) -> Policy:
     """Fit the normalisation, then the weights, to demonstrations; returns the same policy, trained in place.
 
