@@ -6,20 +6,22 @@ A broken stream is resumed where it stopped. Synchronous, for threads that neith
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import structlog
 from dvla.v1 import common_pb2, weights_pb2, weights_pb2_grpc
 
-from services.common.bundle import Manifest, Version, verify
-from services.common.bundle_wire import manifest_from_proto, version_to_proto
+from services.common.bundle import Manifest, Version
+from services.common.bundle_wire import manifest_from_proto, version_from_proto, version_to_proto
 from services.common.channels import CALL_SECONDS, open_channel, translated
+from services.common.delta import ENCODING, MAX_BYTES
 from services.common.errors import ConfigError, DvlaError, InvalidInput, NotFound, Unavailable
-from services.common.flatfile import FlatFile, shared_folder
+from services.common.flatfile import FlatFile, Mappings, shared_folder
+from services.common.frame_wire import decode_fetch
 from services.common.process import boot_id
 from services.common.security import Security
+from services.common.sinks import BufferSink, Sink
 
 STREAM_SECONDS = 30.0
 """Deadline of one Fetch stream; a longer transfer goes on in the next one."""
@@ -29,57 +31,6 @@ _RETRY_SECONDS = 0.1
 log = structlog.get_logger()
 
 
-class Sink(Protocol):
-    """Where a version goes. `begin`, then `write` in ascending order or `copy` once, then `finish`."""
-
-    def begin(self, manifest: Manifest) -> bool:
-        """Get ready for these bytes; False if they are not wanted."""
-
-    def write(self, offset: int, data: bytes) -> None:
-        """Take a frame."""
-
-    def copy(self, file: FlatFile) -> None:
-        """Take everything from a file that is locked for reading."""
-
-    def finish(self) -> None:
-        """All bytes are there: verify and deliver. Raises InvalidInput if a hash differs."""
-
-    def abort(self) -> None:
-        """The transfer failed, or was delivered; give back what `begin` took."""
-
-
-class BufferSink:
-    """A flat buffer in memory, reused while the length stays the same."""
-
-    def __init__(self) -> None:
-        self.buffer: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-        self.manifest: Manifest | None = None
-
-    def begin(self, manifest: Manifest) -> bool:
-        """Make the buffer fit."""
-        self.manifest = manifest
-        if self.buffer.size != manifest.length:
-            self.buffer = np.empty(0, np.uint8)  # never both in memory
-            self.buffer = np.empty(manifest.length, np.uint8)
-        return True
-
-    def write(self, offset: int, data: bytes) -> None:
-        """Put a frame in its place."""
-        self.buffer[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
-
-    def copy(self, file: FlatFile) -> None:
-        """Read the whole file."""
-        file.read_into(self.buffer)
-
-    def finish(self) -> None:
-        """Verify all hashes."""
-        if self.manifest is not None:
-            verify(self.manifest, self.buffer)
-
-    def abort(self) -> None:
-        """Keep the buffer for the next version."""
-
-
 class Source:
     """One weights server, seen by a reader."""
 
@@ -87,8 +38,12 @@ class Source:
         self.address = address
         self._model = model
         self._folder = optional_folder(folder)
+        self._mappings = Mappings()
         self.channel = open_channel(address, security)
         self.stub = weights_pb2_grpc.WeightsServiceStub(self.channel)
+        self._stream = self.channel.unary_stream(
+            "/dvla.v1.WeightsService/Fetch", weights_pb2.FetchRequest.SerializeToString, decode_fetch
+        )
         self.transport = ""
 
     def connect(self, seconds: float) -> None:
@@ -120,6 +75,10 @@ class Source:
         finally:
             sink.abort()
 
+    def prune(self) -> None:
+        """Let go of deleted files."""
+        self._mappings.prune()
+
     def close(self) -> None:
         """Close the channel; calls in progress end."""
         self.channel.close()
@@ -138,38 +97,36 @@ class Source:
                 time.sleep(_RETRY_SECONDS)
 
     def _attempt(self, transfer: "_Transfer", stopped: Callable[[], bool]) -> bool:
-        request = weights_pb2.FetchRequest(
-            model=self._model, version=version_to_proto(transfer.version), offset=transfer.received
-        )
+        request = transfer.request(self._model)
         if self._folder and not transfer.received:
             request.locality.boot_id = boot_id()
             request.locality.transports.extend((common_pb2.TRANSPORT_SHM, common_pb2.TRANSPORT_GRPC))
-        call = self.stub.Fetch(request, timeout=STREAM_SECONDS)
+        call = self._stream(request, timeout=STREAM_SECONDS)
         try:
             with translated(f"weights server {self.address}"):
                 for message in call:
                     if stopped():
                         raise Unavailable("the reader is stopping")
-                    if message.HasField("begin"):
-                        if not transfer.begin(message.begin.manifest):
-                            return False
-                        if self._folder and message.begin.HasField("shm"):
-                            self._copy(transfer, self._folder, message.begin.shm)
-                            return True
-                    else:
-                        transfer.add(message.frame)
+                    if isinstance(message, tuple):
+                        transfer.add(*message)
+                        continue
+                    if not transfer.begin(message.begin):
+                        return False
+                    if self._folder and message.begin.HasField("shm"):
+                        self._copy(transfer, self._folder, message.begin.shm)
+                        return True
         finally:
             call.cancel()
         if not transfer.complete():
             raise Unavailable(f"weights server {self.address} ended the stream at byte {transfer.received}")
-        self._use("grpc")
+        self._use("grpc" if transfer.delta is None else "delta")
         return True
 
     def _copy(self, transfer: "_Transfer", folder: Path, extent: common_pb2.Extent) -> None:
         """Copy from shared memory. If that fails, raises Unavailable, so that the caller asks again."""
         try:
             with FlatFile.open_shared(folder, extent.arena, extent.generation, extent.length) as file:
-                transfer.copy(file)
+                transfer.copy(self._mappings.of(file))
         except NotFound as error:
             if not (folder / extent.arena).exists():  # another view of the folder: frames from now on
                 self._folder = None
@@ -184,40 +141,77 @@ class Source:
 
 
 class _Transfer:
-    """Progress of one version on its way into a sink."""
+    """Progress of one version on its way into a sink, whole or as a delta to what the sink has."""
 
     def __init__(self, version: Version | None, sink: Sink) -> None:
         self.version = version
         self.received = 0
+        self.delta: weights_pb2.Delta | None = None
+        self._have = sink.base()
+        self._parts: list[memoryview] = []
         self._sink = sink
         self._manifest: Manifest | None = None
 
-    def begin(self, message: weights_pb2.Manifest) -> bool:
-        manifest = manifest_from_proto(message)
-        if self._manifest is None or not self.received:
-            if self._manifest is not None:
-                self._sink.abort()
-            self._manifest = manifest
-            return self._sink.begin(manifest)
-        if manifest != self._manifest:
-            raise InvalidInput(f"version {manifest.version} is another one than before the stream broke")
-        return True
+    def request(self, model: str) -> weights_pb2.FetchRequest:
+        """What to ask for now."""
+        have = self._have if self.delta is not None or not self.received else None
+        return weights_pb2.FetchRequest(
+            model=model, version=version_to_proto(self.version), offset=self.received, have=version_to_proto(have)
+        )
 
-    def add(self, frame: common_pb2.Frame) -> None:
-        manifest = self._begun()
-        end = frame.offset + len(frame.data)
-        if frame.offset != self.received or end > manifest.length or not frame.data:
-            raise InvalidInput(f"frame of bytes {frame.offset} to {end}; expected one at {self.received}")
-        self._sink.write(frame.offset, frame.data)
+    def begin(self, message: weights_pb2.FetchBegin) -> bool:
+        manifest = manifest_from_proto(message.manifest)
+        offered = message.delta if message.HasField("delta") else None
+        if self._manifest is not None and self.received:
+            if manifest != self._manifest:
+                raise InvalidInput(f"version {manifest.version} is another one than before the stream broke")
+            if offered != self.delta:
+                self._restart()
+            return True
+        if self._manifest is not None:
+            self._sink.abort()
+        self._manifest, self.delta = manifest, offered
+        longest = min(MAX_BYTES, manifest.length)
+        if offered is not None and (
+            offered.encoding != ENCODING or version_from_proto(offered.base) != self._have or offered.length > longest
+        ):
+            self._restart()
+        return self._sink.begin(manifest)
+
+    def add(self, offset: int, data: memoryview) -> None:
+        manifest, end = self._begun(), offset + len(data)
+        if offset != self.received or end > self._length() or not data:
+            raise InvalidInput(f"frame of bytes {offset} to {end}; expected one at {self.received}")
+        if self.delta is None:
+            self._sink.write(offset, data)
+        else:
+            self._parts.append(data)
         self.received = end
         self.version = manifest.version  # from now on no other will do
 
-    def copy(self, file: FlatFile) -> None:
-        self._sink.copy(file)
+    def copy(self, source: npt.NDArray[np.uint8]) -> None:
+        self._sink.copy(source)
         self.received = self._begun().length
 
     def complete(self) -> bool:
-        return self._manifest is not None and self.received == self._manifest.length
+        """Whether everything has come; applies a delta that has."""
+        if self._manifest is None or self.received != self._length():
+            return False
+        if self.delta is not None and self._have is not None:
+            try:
+                self._sink.patch(self._have, b"".join(self._parts))
+            except InvalidInput as error:
+                log.warning("delta does not fit, asking for the whole version", reason=str(error))
+                self._restart()
+        return True
+
+    def _restart(self) -> None:
+        """Ask for the whole version from its beginning."""
+        self._have, self.delta, self.received, self._parts = None, None, 0, []
+        raise Unavailable("the delta is of no use; asking for the whole version")
+
+    def _length(self) -> int:
+        return self._begun().length if self.delta is None else self.delta.length
 
     def _begun(self) -> Manifest:
         if self._manifest is None:

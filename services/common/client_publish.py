@@ -3,19 +3,23 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
 from dvla.v1 import common_pb2, weights_pb2, weights_pb2_grpc
 
-from services.common.bundle import Buffer, Manifest, Version, memory, verify
-from services.common.bundle_wire import manifest_to_proto, version_from_proto
+from services.common.bundle import Buffer, Manifest, Version, as_bytes, memory, verify
+from services.common.bundle_wire import manifest_to_proto, version_from_proto, version_to_proto
 from services.common.channels import CALL_SECONDS, open_channel, translated
 from services.common.client_fetch import optional_folder
-from services.common.codec import frames
+from services.common.codec import FRAME_BYTES
+from services.common.delta import ENCODING, Delta, DeltaRule, encode
 from services.common.errors import Exhausted, InvalidInput, Superseded, Unavailable, Unsupported
-from services.common.flatfile import HEADER_BYTES, FlatFile
+from services.common.flatfile import HEADER_BYTES
+from services.common.frame_wire import encode_frame
 from services.common.security import Security
+from services.common.staging import Stage, Stages
 
 PUBLISH_SECONDS = 60.0
 SLOWEST = 20e6
@@ -30,6 +34,8 @@ class WeightPublisher:
 
     Calls are repeated while the server cannot be reached, for up to `patience` seconds; repeats are harmless.
     folder: shared-memory folder, by default the usual one; bytes travel as frames where the server does not see it.
+    files: versions in memory at once: those the server keeps, one being written, one for each reader that lags.
+    rule: when frames carry a delta to the version before instead of the whole.
     """
 
     def __init__(
@@ -40,15 +46,24 @@ class WeightPublisher:
         security: Security | None = None,
         folder: str = "",
         patience: float = 60.0,
+        files: int = 4,
+        rule: DeltaRule = DeltaRule(),  # noqa: B008 - frozen
     ) -> None:
-        self._address, self._model, self._patience = address, model, patience
-        self._folder = optional_folder(folder)
+        self._address, self._model, self._patience, self._rule = address, model, patience, rule
+        place = optional_folder(folder)
+        self._shared = place is not None
+        self._stages = Stages(place, files)
         self._channel = open_channel(address, security)
         self._stub = weights_pb2_grpc.WeightsServiceStub(self._channel)
-        self._staging: FlatFile | None = None
+        self._stream = self._channel.stream_unary(
+            "/dvla.v1.WeightsService/Publish", bytes, weights_pb2.PublishResponse.FromString
+        )
         self._epoch = 0
-        self._last: tuple[Manifest, Buffer] | None = None
+        self._last: _Published | None = None
+        self._sealed: _Published | None = None
         self._closed = threading.Event()
+        self.sent = ""
+        """How the last version travelled, in words."""
 
     def fence(self, epoch: int) -> Version | None:
         """Refuse publishes of older epochs from now on; returns the newest version there.
@@ -59,22 +74,35 @@ class WeightPublisher:
         self._epoch = epoch
         return version
 
-    def publish(self, manifest: Manifest, buffer: Buffer) -> Version:
-        """Publish a sealed bundle; returns when it is durable and readable.
+    def stage(self, length: int) -> Stage | None:
+        """Room to prepare the next version in; None while readers hold all files."""
+        base = None if self._shared else self._sealed
+        stage = self._stages.take(length, [published.stage for published in (self._last, base) if published])
+        if stage is None and self._last is not self._sealed:
+            self._last = self._sealed  # it was never taken there, and a newer one is on its way
+            stage = self._stages.take(length, [self._sealed.stage] if self._sealed else [])
+        return stage
 
-        The buffer must stay unchanged until the next publish, so that `ensure` can send it again.
-        Raises Exhausted if readers hold all files there (go on, publish a newer one later), Superseded if this
+    def publish(self, manifest: Manifest, data: Stage | Buffer) -> Version:
+        """Publish a sealed bundle from a stage, or from a buffer, which is copied to one.
+
+        Returns when it is readable and durable. The stage then belongs to the readers: take another one.
+        Raises Exhausted if readers hold all files (go on, publish a newer one later), Superseded if this
         learner has been replaced, and Unavailable if the server is away for longer than the patience.
         """
         if manifest.model != self._model:
             raise InvalidInput(f"manifest is of model {manifest.model!r}; this publisher is for {self._model!r}")
-        self._last = (manifest, buffer)
+        stage = data if isinstance(data, Stage) else self._filled(manifest, data)
+        stage.taken = False
+        self._last = _Published(manifest, stage)
         self._epoch = max(self._epoch, manifest.version.epoch)
         try:
-            return self._repeat(lambda: self._publish(manifest, buffer))
+            version = self._repeat(lambda: self._publish(manifest, stage, self._sealed))
         except (InvalidInput, Superseded, Unsupported):
             self._last = None  # refused for good, so `ensure` must not send it again
             raise
+        self._sealed = self._last
+        return version
 
     def ensure(self) -> bool:
         """Compare with the server and publish the last version again if it lost it; True if it had to.
@@ -86,78 +114,72 @@ class WeightPublisher:
         newest = self.fence(self._epoch)
         if self._last is None:
             return False
-        manifest, buffer = self._last
+        manifest, stage = self._last.manifest, self._last.stage
         if newest is not None and newest >= manifest.version:
             return False
-        verify(manifest, buffer)
+        verify(manifest, stage.buffer)
         log.warning("publishing again", model=self._model, version=str(manifest.version), server_has=str(newest))
-        self._repeat(lambda: self._publish(manifest, buffer))
+        self._repeat(lambda: self._publish(manifest, stage, None))
         return True
 
     def close(self) -> None:
-        """End calls in progress and give back the staging file."""
+        """End calls in progress and give the files to whoever reads them."""
         self._closed.set()
         self._channel.close()
-        self._unstage()
+        self._stages.close()
 
     def _fence(self, epoch: int) -> Version | None:
         with translated(f"weights server {self._address}"):
             reply = self._stub.Fence(weights_pb2.FenceRequest(model=self._model, epoch=epoch), timeout=CALL_SECONDS)
         return version_from_proto(reply.newest)
 
-    def _publish(self, manifest: Manifest, buffer: Buffer) -> Version:
-        extent = self._stage(manifest, buffer)
-        if extent is not None:
+    def _filled(self, manifest: Manifest, data: Buffer) -> Stage:
+        stage = self.stage(manifest.length)
+        if stage is None:
+            raise Exhausted(f"readers hold all files; version {manifest.version} of {self._model} is left out")
+        stage.buffer[:] = as_bytes(data, manifest.length)
+        return stage
+
+    def _publish(self, manifest: Manifest, stage: Stage, before: "_Published | None") -> Version:
+        """By handle, else as a delta, else whole: whatever the server takes first."""
+        stage.seal()
+        if self._shared and stage.file is not None:
+            extent = common_pb2.Extent(
+                arena=stage.file.name, offset=HEADER_BYTES, length=manifest.length, generation=stage.generation
+            )
             try:
-                return self._send(manifest, iter(()), extent)
+                return self._send(manifest, b"", "shm", shm=extent)
             except Unsupported as error:
                 log.info("weights transport", server=self._address, transport="grpc", reason=str(error))
-                self._folder = None
-        return self._send(manifest, _frames(manifest, buffer))
+                self._shared = False
+        coded = before.delta_to(manifest, stage, self._rule) if before is not None else None
+        if coded is not None:
+            head = weights_pb2.Delta(base=version_to_proto(coded.base), encoding=ENCODING, length=len(coded.data))
+            try:
+                return self._send(manifest, coded.data, f"delta of {coded.density:.1%}", delta=head)
+            except (Unsupported, InvalidInput) as error:
+                log.info("delta refused, sending the whole version", reason=str(error))
+        return self._send(manifest, memory(stage.buffer), "whole")
 
     def _send(
         self,
         manifest: Manifest,
-        rest: Iterator[weights_pb2.PublishRequest],
-        extent: common_pb2.Extent | None = None,
+        data: Buffer,
+        words: str,
+        shm: common_pb2.Extent | None = None,
+        delta: weights_pb2.Delta | None = None,
     ) -> Version:
-        begin = weights_pb2.PublishBegin(manifest=manifest_to_proto(manifest), shm=extent)
+        begin = weights_pb2.PublishBegin(manifest=manifest_to_proto(manifest), shm=shm, delta=delta)
 
-        def messages() -> Iterator[weights_pb2.PublishRequest]:
-            yield weights_pb2.PublishRequest(begin=begin)
-            yield from rest
+        def messages() -> Iterator[bytes]:
+            yield weights_pb2.PublishRequest(begin=begin).SerializeToString()
+            for offset in range(0, len(data), FRAME_BYTES):
+                yield encode_frame(offset, data[offset : offset + FRAME_BYTES])
 
         with translated(f"weights server {self._address}"):
-            reply = self._stub.Publish(messages(), timeout=PUBLISH_SECONDS + manifest.length / SLOWEST)
+            reply = self._stream(messages(), timeout=PUBLISH_SECONDS + manifest.length / SLOWEST)
+        self.sent = words
         return version_from_proto(reply.version) or manifest.version
-
-    def _stage(self, manifest: Manifest, buffer: Buffer) -> common_pb2.Extent | None:
-        """Put the bytes into our file in shared memory, if there is any."""
-        if self._folder is None:
-            return None
-        try:
-            if self._staging is None:
-                self._staging = FlatFile.create(self._folder, "publish")
-            elif not self._staging.try_lock_exclusive():
-                self._unstage()  # the server still copies for an earlier try; it keeps the bytes it has open
-                self._staging = FlatFile.create(self._folder, "publish")
-            self._staging.start(manifest.length)
-        except (Exhausted, OSError) as error:
-            log.warning("no shared memory, weights travel by grpc", reason=str(error))
-            self._unstage()
-            self._folder = None
-            return None
-        self._staging.write(0, memory(buffer)[: manifest.length])
-        generation = self._staging.finish(manifest.length)
-        self._staging.unlock()
-        return common_pb2.Extent(
-            arena=self._staging.name, offset=HEADER_BYTES, length=manifest.length, generation=generation
-        )
-
-    def _unstage(self) -> None:
-        if self._staging is not None:
-            self._staging.remove()
-            self._staging = None
 
     def _repeat(self, action: Callable[[], ResultT]) -> ResultT:
         deadline, pause = time.monotonic() + self._patience, _FIRST_RETRY
@@ -173,6 +195,18 @@ class WeightPublisher:
             pause = min(2 * pause, _LAST_RETRY)
 
 
-def _frames(manifest: Manifest, buffer: Buffer) -> Iterator[weights_pb2.PublishRequest]:
-    for frame in frames(memory(buffer)[: manifest.length]):
-        yield weights_pb2.PublishRequest(frame=frame)
+@dataclass(frozen=True)
+class _Published:
+    """A version and its bytes, which stay so that it can be sent again or be the base of a delta."""
+
+    manifest: Manifest
+    stage: Stage
+
+    def delta_to(self, manifest: Manifest, stage: Stage, rule: DeltaRule) -> Delta | None:
+        """The delta from this version, if that is the better way."""
+        base = self.manifest
+        if base.version >= manifest.version or base.layout.digest != manifest.layout.digest:
+            return None
+        if not rule.allows(base.version, manifest.version):
+            return None
+        return encode(manifest.layout, base.version, self.stage.buffer, stage.buffer, rule.density)

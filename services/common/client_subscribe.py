@@ -19,9 +19,10 @@ from dvla.v1 import weights_pb2
 from services.common.bundle import Manifest, Version
 from services.common.bundle_wire import version_from_proto, version_to_proto
 from services.common.channels import translated
-from services.common.client_fetch import BufferSink, Sink, Source
+from services.common.client_fetch import Source
 from services.common.errors import ConfigError, Unavailable
 from services.common.security import Security
+from services.common.sinks import BufferSink, Sink
 
 CONNECT_SECONDS = 5.0
 """A server that does not answer within this time is given up for the next address."""
@@ -144,6 +145,7 @@ class Follower:
         try:
             for message in _until_deadline(call, f"weights server {source.address}"):
                 messages += 1
+                source.prune()
                 self._news(source, version_from_proto(message.newest))
         finally:
             call.cancel()
@@ -195,26 +197,14 @@ class _Newer:
     def __init__(self, sink: Sink, applied: Version | None) -> None:
         self._sink, self._applied = sink, applied
         self.manifest: Manifest | None = None
-        self.write, self.copy, self.finish, self.abort = sink.write, sink.copy, sink.finish, sink.abort
+        self.base, self.write, self.copy, self.patch = sink.base, sink.write, sink.copy, sink.patch
+        self.finish, self.abort = sink.finish, sink.abort
 
     def begin(self, manifest: Manifest) -> bool:
         if self._applied is not None and manifest.version <= self._applied:
             return False
         self.manifest = manifest
         return self._sink.begin(manifest)
-
-
-class _Delivery(BufferSink):
-    """Hands a verified buffer to a function."""
-
-    def __init__(self, deliver: Callable[[Manifest, npt.NDArray[np.uint8]], None]) -> None:
-        super().__init__()
-        self._deliver = deliver
-
-    def finish(self) -> None:
-        super().finish()
-        if self.manifest is not None:
-            self._deliver(self.manifest, self.buffer)
 
 
 class WeightSubscriber(Follower):
@@ -234,4 +224,4 @@ class WeightSubscriber(Follower):
         security: Security | None = None,
         folder: str = "",
     ) -> None:
-        super().__init__(addresses, model, _Delivery(on_version), reader=reader, security=security, folder=folder)
+        super().__init__(addresses, model, BufferSink(on_version), reader=reader, security=security, folder=folder)

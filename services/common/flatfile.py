@@ -2,21 +2,28 @@
 
 The writer holds an exclusive `flock` while it writes and gives every filling a new generation; a reader holds
 a shared one while it copies and compares the generation, so a stale handle is detected. An OFD lock, which is
-independent of `flock`, says that the file's owner lives. The kernel frees both when a process dies. Bytes move
-by pread and pwrite: no mapping, so a full or truncated file is an error and never SIGBUS, and the interpreter
-lock is free while they are copied.
+independent of `flock`, says that the file's owner lives. The kernel frees both when a process dies.
+
+Bytes are mapped: on tmpfs that is three times as fast as pread. The room is allocated beforehand and never shrinks
+while anybody holds a lock, so a mapping is never cut off (SIGBUS); a file that is shorter than it says, or has
+holes, is refused. A mapping costs about as much as a copy, so files and mappings are kept and used again.
 """
 
 import fcntl
+import mmap
 import os
 import stat
 import struct
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from services.common.bundle import PIECE, Buffer, memory
+import numpy as np
+import numpy.typing as npt
+
+from services.common.bundle import Buffer, memory
 from services.common.errors import ConfigError, Exhausted, InvalidInput, NotFound, Unavailable
 
 HEADER_BYTES = 4096
@@ -32,8 +39,10 @@ class FlatFile:
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
+        self.length = 0
         self._fd = fd
         self._generation = 0
+        self._view: npt.NDArray[np.uint8] | None = None
 
     @classmethod
     def create(cls, folder: Path, prefix: str) -> Self:
@@ -106,7 +115,10 @@ class FlatFile:
             os.posix_fallocate(self._fd, 0, HEADER_BYTES + length)
         except OSError as error:
             raise Exhausted(f"no room for {length} bytes in {str(self.path.parent)!r}: {error.strerror}") from error
-        os.truncate(self._fd, HEADER_BYTES + length)
+        if os.fstat(self._fd).st_size != HEADER_BYTES + length:
+            self._view = None
+            os.truncate(self._fd, HEADER_BYTES + length)
+        self.length = length
 
     def finish(self, length: int) -> int:
         """End a filling; returns its generation, higher than any before on this machine."""
@@ -114,29 +126,31 @@ class FlatFile:
         os.pwrite(self._fd, _HEADER.pack(_MAGIC, self._generation, length), 0)
         return self._generation
 
+    @property
+    def view(self) -> npt.NDArray[np.uint8]:
+        """The bytes, mapped; writable if this process made the file. Valid as long as somebody keeps it."""
+        if self._view is None or self._view.size != self.length:
+            self._view = None
+            self._view = mapped(self._fd, self.length, writable=bool(fcntl.fcntl(self._fd, fcntl.F_GETFL) & os.O_RDWR))
+        return self._view
+
     def write(self, offset: int, data: Buffer) -> None:
-        """Write all of `data`."""
+        """Write all of `data`; raises InvalidInput if it reaches beyond the end."""
         view = memory(data)
-        done = 0
-        while done < len(view):
-            done += os.pwrite(self._fd, view[done : done + PIECE], HEADER_BYTES + offset + done)
+        if offset < 0 or offset + len(view) > self.length:
+            raise InvalidInput(f"bytes {offset} to {offset + len(view)} do not fit into {self.length}")
+        self.view[offset : offset + len(view)] = np.frombuffer(view, np.uint8)
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Exactly these bytes; raises InvalidInput if the file ends before."""
-        data = os.pread(self._fd, length, HEADER_BYTES + offset)
-        if len(data) != length:
-            raise InvalidInput(f"{str(self.path)!r} ends within bytes {offset} to {offset + length}")
-        return data
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Device, inode and length: what a mapping of it is known by."""
+        facts = os.fstat(self._fd)
+        return facts.st_dev, facts.st_ino, self.length
 
-    def read_into(self, buffer: Buffer) -> None:
-        """Fill a writable buffer from offset 0."""
-        view = memory(buffer)
-        done = 0
-        while done < len(view):
-            count = os.preadv(self._fd, [view[done : done + PIECE]], HEADER_BYTES + done)
-            if not count:
-                raise InvalidInput(f"{str(self.path)!r} ends at byte {done} of {len(view)}")
-            done += count
+    @property
+    def gone(self) -> bool:
+        """Whether it has been deleted."""
+        return os.fstat(self._fd).st_nlink == 0
 
     def remove(self) -> None:
         """Delete the file and close; readers that have it open keep its bytes."""
@@ -150,16 +164,19 @@ class FlatFile:
             self._fd = -1
 
     def _expect(self, generation: int, length: int) -> None:
-        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+        facts = os.fstat(self._fd)
+        if not stat.S_ISREG(facts.st_mode):
             raise InvalidInput(f"{str(self.path)!r} is no regular file")
         raw = os.pread(self._fd, _HEADER.size, 0)
-        if len(raw) < _HEADER.size or os.fstat(self._fd).st_size < HEADER_BYTES + length:
-            raise InvalidInput(f"{str(self.path)!r} is shorter than the {length} bytes announced")
+        room = min(facts.st_size, facts.st_blocks * 512)
+        if len(raw) < _HEADER.size or room < HEADER_BYTES + length:
+            raise InvalidInput(f"{str(self.path)!r} is shorter than the {length} bytes announced, or has holes")
         magic, found, size = _HEADER.unpack(raw)
         if magic != _MAGIC or size != length:
             raise InvalidInput(f"{str(self.path)!r} is no flat file of {length} bytes")
         if not generation or found != generation:
             raise NotFound(f"{str(self.path)!r} holds generation {found}; {generation} was asked for")
+        self.length = length
 
     def __enter__(self) -> Self:
         return self
@@ -185,8 +202,54 @@ def shared_folder(path: str) -> Path:
     return folder
 
 
+def mapped(fd: int, length: int, writable: bool = False) -> npt.NDArray[np.uint8]:
+    """The bytes after the header, mapped. Unmapped when the last view is gone."""
+    if not length:
+        return np.empty(0, np.uint8)
+    # mmap keeps a duplicate of the descriptor, and with it the locks: give it one of its own.
+    own = os.open(f"/proc/self/fd/{fd}", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+    try:
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        # Populated at once: that costs less than a fault for each page in the middle of a copy.
+        pages = mmap.mmap(own, HEADER_BYTES + length, mmap.MAP_SHARED | mmap.MAP_POPULATE, access)
+    finally:
+        os.close(own)
+    return np.frombuffer(pages, np.uint8, length, HEADER_BYTES)
+
+
+class Mappings:
+    """Read-only mappings of other processes' files, kept because those files are filled again and again."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int, int], tuple[Path, npt.NDArray[np.uint8]]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, file: FlatFile) -> npt.NDArray[np.uint8]:
+        """The bytes of a file that the caller holds locked, for as long as it does."""
+        with self._lock:
+            self._prune()
+            key = file.key
+            if key not in self._kept:
+                self._kept[key] = (file.path, file.view)
+            return self._kept[key][1]
+
+    def prune(self) -> None:
+        """Let go of files that are deleted, or their memory would never come back."""
+        with self._lock:
+            self._prune()
+
+    def _prune(self) -> None:
+        for key, (path, _) in list(self._kept.items()):
+            try:
+                facts = path.stat()
+            except OSError:
+                facts = None
+            if facts is None or (facts.st_dev, facts.st_ino, facts.st_size - HEADER_BYTES) != key:
+                del self._kept[key]
+
+
 def sweep(folder: Path) -> list[str]:
-    """Remove the flat files whose owners died; returns their names."""
+    """Remove the flat files whose owners died and that nobody reads; returns their names."""
     gone = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
@@ -194,7 +257,7 @@ def sweep(folder: Path) -> list[str]:
         except OSError:  # removed meanwhile, or another user's
             continue
         try:
-            if _own(fd):
+            if _own(fd) and _try_lock(fd, fcntl.LOCK_EX):
                 path.unlink(missing_ok=True)
                 gone.append(path.name)
         finally:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from services.common.config import RoleConfig
+from services.common.delta import DeltaRule
 from services.common.errors import ConfigError
 
 GIB = 2**30
@@ -28,8 +29,19 @@ class WeightsConfig(RoleConfig):
     max_files: int = 16
     """Files at once: `keep`, one that is being written, and one for each reader that may lag behind."""
 
+    delta_density: float = 0.1
+    """Largest share of changed elements for which a reader elsewhere gets a delta; 0 for never."""
+    delta_anchor: int = 25
+    """Every so many updates each reader gets the whole version."""
+
+    @property
+    def delta_rule(self) -> DeltaRule:
+        """When a delta is worth it."""
+        return DeltaRule(self.delta_density, self.delta_anchor)
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        _ = self.delta_rule  # refuses impossible ones
         if self.keep < 1:
             raise ConfigError(f"keep = {self.keep}; expected 1 or more")
         if self.max_files < self.keep + 1:

@@ -1,29 +1,30 @@
 """Versions with their bytes: the library's rules, the files and the archive put together. Thread-safe.
 
-draft = depot.begin(manifest)       None if it is here already
-draft.write(offset, data) ...       frames in any order, or draft.copy(file)
-draft.seal()                        verified, durable, then readable; else draft.abort()
+draft = depot.begin(manifest)       None if it is here already; or depot.adopt(manifest, file, generation)
+draft.write(offset, data) ...       frames in any order, or draft.apply(base, delta)
+draft.seal()                        verified, readable, then durable; else draft.abort()
 
 with depot.open(model) as reading:  the newest; its file cannot be rewritten inside the block
-    reading.file.read(offset, length)
+    reading.view[offset : offset + length]
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import structlog
 
-from services.common.bundle import PIECE, Buffer, Manifest, Version, verify
-from services.common.errors import DvlaError, Exhausted, InvalidInput, NotFound
+from services.common.bundle import Manifest, Version, verify
+from services.common.delta import DeltaRule
+from services.common.errors import DvlaError, Exhausted, InvalidInput, Unsupported
 from services.common.flatfile import FlatFile
 from services.weights import safefile
-from services.weights.coverage import Coverage
+from services.weights.deltas import Deltas
+from services.weights.draft import Draft, Reading
 from services.weights.durable import Archive
 from services.weights.files import FilePool
 from services.weights.library import Entry, Library
@@ -43,78 +44,23 @@ class Info:
     readers: tuple[str, ...]
 
 
-class Reading:
-    """A sealed version under a shared lock. Use it in a `with`."""
-
-    def __init__(self, manifest: Manifest, file: FlatFile, generation: int, done: Callable[[], None]) -> None:
-        self.manifest = manifest
-        self.file = file
-        self.generation = generation
-        self._done = done
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.file.close()
-        self._done()
-
-
-class Draft:
-    """A version that is being written. One thread at a time. End it by `seal` or `abort`; `abort` may follow."""
-
-    def __init__(self, depot: "Depot", entry: Entry, file: FlatFile) -> None:
-        self._depot, self._entry, self._file = depot, entry, file
-        self._coverage = Coverage(entry.manifest.length)
-        self._busy = threading.Lock()  # an abort waits for a copy or a seal that runs in another thread
-
-    @property
-    def manifest(self) -> Manifest:
-        """What is being written."""
-        return self._entry.manifest
-
-    def write(self, offset: int, data: Buffer) -> None:
-        """Put bytes in place; raises InvalidInput if they do not belong there or came before."""
-        self._coverage.add(offset, len(data))
-        self._file.write(offset, data)
-
-    def copy(self, source: FlatFile) -> None:
-        """Take all bytes from another flat file."""
-        with self._busy:
-            for offset in range(0, self.manifest.length, PIECE):
-                length = min(PIECE, self.manifest.length - offset)
-                self.write(offset, source.read(offset, length))
-
-    def seal(self) -> Version:
-        """Verify all hashes, make the version durable, then make it readable, the newest.
-
-        Raises InvalidInput naming a tensor that is missing or damaged, and Superseded if a newer version or a
-        newer epoch came first. The version that was current stays current then.
-        """
-        gap = self._coverage.gap()
-        if gap:
-            inside = next((t for t in self.manifest.layout.tensors if t.offset + t.length > gap[0]), "padding")
-            raise InvalidInput(f"bytes {gap[0]} to {gap[1]} were not sent (tensor {inside})")
-        with self._busy:
-            verify(self.manifest, self._file.read)
-            return self._depot._seal(self._entry, self._file.read)
-
-    def abort(self) -> None:
-        """Throw it away if it is not sealed; safe to call at any time, from any thread."""
-        with self._busy:
-            self._depot._abort(self._entry)
-
-
 class Depot:
     """All versions of one weights process."""
 
-    def __init__(self, keep: int, pool: FilePool, archive: Archive | None = None) -> None:
+    def __init__(
+        self,
+        keep: int,
+        pool: FilePool,
+        archive: Archive | None = None,
+        rule: DeltaRule = DeltaRule(),  # noqa: B008
+    ) -> None:
         self._library = Library(keep, time.monotonic)
+        self.deltas = Deltas(rule, self.open)
         self._pool, self._archive = pool, archive
         self._lock = threading.RLock()  # library and pool
-        self._sealing = threading.Lock()  # one seal or fence at a time; held while the disk is written
+        self._sealing = threading.Lock()  # one seal or fence at a time
+        self._disk = ThreadPoolExecutor(1, "disk", lambda: os.setpriority(os.PRIO_PROCESS, 0, 10))
+        self._durable: dict[str, Version] = {}
         self._listeners: list[Callable[[str], None]] = []
 
     @property
@@ -129,7 +75,7 @@ class Depot:
         for model in self._archive.models():
             for manifest, path in self._archive.stored(model):
                 try:
-                    self._restore(manifest, partial(safefile.copy_into, path))
+                    self._restore(manifest, path)
                 except InvalidInput as error:
                     self._archive.set_aside(path, error)
                     continue
@@ -156,28 +102,36 @@ class Depot:
             return newest
 
     def begin(self, manifest: Manifest) -> Draft | None:
-        """Start a version; None if it is the newest sealed one already.
+        """Start a version; None if it is the newest sealed one already and durable.
 
         Raises Superseded if its epoch or version is too old, Exhausted if readers hold all files.
         """
-        with self._lock:
-            if not self._library.admit(manifest):
-                return None
-            number = self._slot(manifest)
-            try:
-                entry = self._library.begin(manifest, number)
-            except DvlaError:
-                self._pool.discard(number)
-                raise
-            file = self._pool[number].file
+        entry = self._enter(manifest, lambda: self._pool.take(manifest.length))
+        if entry is None:
+            return None
         try:
-            file.start(manifest.length)  # takes seconds for gigabytes, so readers must not wait for it
+            self._pool[entry.slot].file.start(manifest.length)  # takes seconds for gigabytes: readers must not wait
         except DvlaError:
             with self._lock:
                 self._library.drop(entry)
-                self._pool.discard(number)
+                self._pool.discard(entry.slot)
             raise
-        return Draft(self, entry, file)
+        return Draft(self, entry, self._pool.view(entry.slot), whole=False)
+
+    def adopt(self, manifest: Manifest, file: FlatFile, generation: int) -> Draft | None:
+        """Start a version that lies in a publisher's file, locked for reading; it is closed when not needed any more.
+
+        Returns and raises as `begin`; also raises Exhausted if the budget has no room for it.
+        """
+        try:
+            entry = self._enter(manifest, lambda: self._pool.adopt(file, generation))
+        except DvlaError:
+            file.close()
+            raise
+        if entry is None:
+            file.close()
+            return None
+        return Draft(self, entry, self._pool.view(entry.slot), whole=True)
 
     def newest(self, model: str) -> Version | None:
         """The newest sealed version, if any."""
@@ -192,7 +146,15 @@ class Depot:
             length = entry.manifest.length
             file = FlatFile.open_shared(self._pool.folder, slot.file.name, slot.generation, length, 0.0)
             entry.readers.append(reader)
-        return Reading(entry.manifest, file, slot.generation, lambda: entry.readers.remove(reader))
+            view = self._pool.view(entry.slot)
+        return Reading(entry, file, slot.generation, view, lambda: entry.readers.remove(reader))
+
+    def base(self, manifest: Manifest, base: Version) -> Reading:
+        """The newest sealed version, if it is `base`, which a delta to `manifest` needs; raises Unsupported."""
+        newest = self.newest(manifest.model)
+        if newest != base:
+            raise Unsupported(f"the delta's base is {base}, but the newest version here is {newest}; send it whole")
+        return self.open(manifest.model, base, "delta")
 
     def hold(self, model: str, version: Version, holder: str, seconds: float) -> None:
         """Keep a version readable for so long; 0 lets go."""
@@ -219,6 +181,7 @@ class Depot:
         """Retire what nobody holds any more; words on each file that readers lock for longer than that."""
         with self._lock:
             self._free(self._library.retire())
+            self._pool.tidy()
             return list(self._pool.blocked(seconds))
 
     def reserved(self) -> int:
@@ -228,16 +191,71 @@ class Depot:
 
     def close(self) -> None:
         """Remove all files and give the archive's folder back."""
+        self._disk.shutdown()
         with self._sealing, self._lock:
             self._pool.close()
             if self._archive:
                 self._archive.close()
 
-    def _slot(self, manifest: Manifest) -> int:
-        number = self._pool.take(manifest.length)
+    def durable(self, model: str) -> Version | None:
+        """The newest version of a model that survives a restart."""
+        return self._durable.get(model)
+
+    def seal(self, entry: Entry) -> Version:
+        """For `Draft.seal`, which has verified the bytes."""
+        manifest = entry.manifest
+        with self._sealing, self._lock:
+            if entry.state != "writing":
+                raise ValueError(f"version {entry.version} has been aborted or sealed before")
+            if self._library.admit(manifest):  # else another try of the same publish was faster
+                self._show(entry)
+        for listener in self._listeners:
+            listener(manifest.model)
+        self.keep(manifest.model, manifest.version)
+        return manifest.version
+
+    def keep(self, model: str, version: Version) -> None:
+        """Returns when this version or a newer one is durable; raises Exhausted if the disk refuses it.
+
+        Versions appear before they are durable, so that the disk holds nobody up. Should both this server and the
+        publisher die in between, the next learner's epoch makes its versions the newer ones all the same.
+        """
+        if self._archive is not None:
+            self._disk.submit(self._keep, self._archive, model, version).result()
+
+    def abort(self, entry: Entry) -> None:
+        """For `Draft.abort`."""
+        with self._lock:
+            if entry.state == "writing":
+                entry.state = "retired"
+                self._library.drop(entry)
+                self._pool.release(entry.slot)
+
+    def _keep(self, archive: Archive, model: str, version: Version) -> None:
+        durable = self._durable.get(model)
+        if durable is not None and durable >= version:
+            return
+        with self.open(model, reader="disk") as reading:
+            archive.save(reading.manifest, reading.view)
+            self._durable[model] = reading.manifest.version
+
+    def _enter(self, manifest: Manifest, slot: Callable[[], int | None]) -> Entry | None:
+        with self._lock:
+            if self._library.admit(manifest):
+                number = self._room(manifest, slot)
+                try:
+                    return self._library.begin(manifest, number)
+                except DvlaError:
+                    self._pool.discard(number)
+                    raise
+        self.keep(manifest.model, manifest.version)
+        return None
+
+    def _room(self, manifest: Manifest, slot: Callable[[], int | None]) -> int:
+        number = slot()
         if number is None:
             self._free(self._library.make_room())
-            number = self._pool.take(manifest.length)
+            number = slot()
         if number is None:
             raise Exhausted(
                 f"no file is free for version {manifest.version} of {manifest.model}: readers hold them all; "
@@ -247,45 +265,26 @@ class Depot:
             self._library.drop(entry)  # the retired version whose file this was
         return number
 
-    def _seal(self, entry: Entry, read: Callable[[int, int], bytes]) -> Version:
-        manifest = entry.manifest
-        with self._sealing:
-            with self._lock:
-                if entry.state != "writing":
-                    raise ValueError(f"version {entry.version} has been aborted or sealed before")
-                repeated = not self._library.admit(manifest)
-            if repeated:  # another try of the same publish was faster
-                return manifest.version
-            if self._archive:
-                self._archive.save(manifest, read)
-            self._show(entry)
-        for listener in self._listeners:
-            listener(manifest.model)
-        return manifest.version
-
     def _show(self, entry: Entry) -> None:
-        with self._lock:
-            self._pool.finish(entry.slot)
-            self._free(self._library.seal(entry))
-
-    def _abort(self, entry: Entry) -> None:
-        with self._lock:
-            if entry.state == "writing":
-                entry.state = "retired"
-                self._library.drop(entry)
-                self._pool.release(entry.slot)
+        self._pool.finish(entry.slot)
+        self._free(self._library.seal(entry))
 
     def _free(self, retired: list[Entry]) -> None:
         for entry in retired:
-            self._pool.release(entry.slot)
+            if self._pool.release(entry.slot):
+                self._library.drop(entry)
 
-    def _restore(self, manifest: Manifest, fill: Callable[[FlatFile], None]) -> None:
-        draft = self.begin(manifest)
-        if draft is None:
-            raise NotFound(f"version {manifest.version} of {manifest.model} is restored already")
+    def _restore(self, manifest: Manifest, path: Path) -> None:
+        entry = self._enter(manifest, lambda: self._pool.take(manifest.length))
+        if entry is None:
+            return
         try:
-            fill(draft._file)
-            verify(manifest, draft._file.read)
-            self._show(draft._entry)
+            self._pool[entry.slot].file.start(manifest.length)
+            view = self._pool.view(entry.slot)
+            safefile.copy_into(path, view)
+            verify(manifest, view)
+            with self._lock:
+                self._show(entry)
+            self._durable[manifest.model] = manifest.version
         finally:
-            draft.abort()
+            self.abort(entry)

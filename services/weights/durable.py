@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from services.common.bundle import Manifest, Reader
+from services.common.bundle import Buffer, Manifest
 from services.common.errors import ConfigError, Exhausted, InvalidInput
 from services.weights import safefile
 
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 class Archive:
-    """One folder, owned by this process until `close`. Not thread-safe."""
+    """One folder, owned by this process until `close`. One thread saves versions; another may save fences."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -43,14 +43,14 @@ class Archive:
         for partial in folder.glob(f"*/*{_TEMPORARY}"):
             partial.unlink()
 
-    def save(self, manifest: Manifest, read: Reader) -> None:
+    def save(self, manifest: Manifest, buffer: Buffer) -> None:
         """Make a version durable and remove older ones; raises Exhausted if the disk refuses it."""
         path = self._folder / manifest.model / f"{manifest.version}{_SUFFIX}"
         partial = path.with_suffix(_TEMPORARY)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             partial.unlink(missing_ok=True)
-            safefile.write(partial, manifest, read)
+            safefile.write(partial, manifest, buffer)
             _publish(partial, path)
             for old in self._versions(manifest.model)[KEEP:]:
                 old.unlink()

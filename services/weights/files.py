@@ -1,12 +1,19 @@
-"""The flat files that hold versions: recycled when nobody reads them, within a budget of bytes and files."""
+"""The flat files that hold versions: recycled when nobody reads them, within a budget of bytes and files.
+
+A publisher on this node brings its version in a file of its own, which is adopted: locked as long as the version is
+kept, then left to the publisher, who fills it again once no reader has it locked either.
+"""
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from services.common.errors import InvalidInput
-from services.common.flatfile import FlatFile, sweep
+from services.common.flatfile import FlatFile, Mappings, sweep
 
 PREFIX = "weights"
 
@@ -18,6 +25,7 @@ class Slot:
     file: FlatFile
     size: int
     generation: int = 0
+    adopted: bool = False
     blocked_since: float | None = None
 
 
@@ -28,6 +36,7 @@ class FilePool:
         self.folder = folder
         self._budget, self._max_files, self._clock = budget, max_files, clock
         self._slots: dict[int, Slot] = {}
+        self._mappings = Mappings()
         self._free: list[int] = []
         self._next = 0
         self.swept = sweep(folder)
@@ -41,33 +50,56 @@ class FilePool:
         The caller starts the file, fills it, then calls `finish`, or `discard` if that fails. Raises InvalidInput
         if the budget can never hold so much.
         """
-        if length > self._budget:
-            raise InvalidInput(f"a version of {length} bytes is larger than the budget of {self._budget}")
+        self._check(length)
         number = self._reuse(length)
         if number is None:
             self._shrink(length)
-            if len(self._slots) >= self._max_files or self.reserved() + length > self._budget:
+            own = sum(not slot.adopted for slot in self._slots.values())
+            if own >= self._max_files or self.reserved() + length > self._budget:
                 return None
-            number, self._next = self._next, self._next + 1
-            self._slots[number] = Slot(FlatFile.create(self.folder, PREFIX), length)
+            number = self._add(Slot(FlatFile.create(self.folder, PREFIX), length))
         slot = self._slots[number]
         slot.generation, slot.size = 0, length
         return number
 
+    def adopt(self, file: FlatFile, generation: int) -> int | None:
+        """A slot for a publisher's file, which is locked for reading and from now on ours to close; None as `take`."""
+        self._check(file.length)
+        self._shrink(file.length)
+        if self.reserved() + file.length > self._budget:
+            return None
+        return self._add(Slot(file, file.length, generation, adopted=True))
+
+    def view(self, number: int) -> npt.NDArray[np.uint8]:
+        """The bytes of a slot, mapped; writable while it is being filled by us."""
+        slot = self._slots[number]
+        return self._mappings.of(slot.file) if slot.adopted else slot.file.view
+
     def finish(self, number: int) -> None:
         """The slot is filled: readers may lock it."""
         slot = self._slots[number]
-        slot.generation = slot.file.finish(slot.size)
-        slot.file.unlock()
+        if not slot.adopted:
+            slot.generation = slot.file.finish(slot.size)
+            slot.file.unlock()
 
-    def release(self, number: int) -> None:
-        """The slot's version is not needed any more; whoever reads it now may finish."""
-        self._slots[number].file.unlock()
-        self._free.append(number)
+    def release(self, number: int) -> bool:
+        """The slot's version is not needed any more; whoever reads it now may finish. True if the slot is gone."""
+        slot = self._slots[number]
+        if slot.adopted:
+            self._slots.pop(number).file.close()
+        else:
+            slot.file.unlock()
+            self._free.append(number)
+        return slot.adopted
 
     def reserved(self) -> int:
         """Bytes of all files."""
         return sum(slot.size for slot in self._slots.values())
+
+    def tidy(self) -> None:
+        """Delete what dead publishers left and nobody reads, and let go of deleted files."""
+        sweep(self.folder)
+        self._mappings.prune()
 
     def blocked(self, seconds: float) -> Iterator[str]:
         """Words on each free file that somebody has kept locked for longer than that. Call it regularly."""
@@ -86,9 +118,19 @@ class FilePool:
                 yield f"{slot.file.name} locked for {now - slot.blocked_since:.0f} s by process {pids}"
 
     def close(self) -> None:
-        """Remove all files; readers that have one open keep its bytes."""
+        """Remove all files; readers that have one open keep its bytes. Adopted ones stay their publisher's."""
         for number in list(self._slots):
             self.discard(number)
+        self.tidy()
+
+    def _check(self, length: int) -> None:
+        if length > self._budget:
+            raise InvalidInput(f"a version of {length} bytes is larger than the budget of {self._budget}")
+
+    def _add(self, slot: Slot) -> int:
+        number, self._next = self._next, self._next + 1
+        self._slots[number] = slot
+        return number
 
     def _reuse(self, length: int) -> int | None:
         for number in sorted(self._free, key=lambda n: abs(self._slots[n].size - length)):
@@ -106,8 +148,12 @@ class FilePool:
                 self.discard(number)
 
     def discard(self, number: int) -> None:
-        """Delete the slot's file; readers that have it open keep its bytes."""
-        self._slots.pop(number).file.remove()
+        """Delete the slot's file, if it is ours; readers that have it open keep its bytes."""
+        slot = self._slots.pop(number)
+        if slot.adopted:
+            slot.file.close()
+        else:
+            slot.file.remove()
         if number in self._free:
             self._free.remove(number)
 

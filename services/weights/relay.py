@@ -2,15 +2,17 @@
 
 import threading
 
+import numpy as np
+import numpy.typing as npt
 import structlog
 
-from services.common.bundle import Manifest
+from services.common.bundle import Buffer, Manifest, Version
 from services.common.client_fetch import Source
 from services.common.client_subscribe import Follower, SubscriberStatus
-from services.common.errors import Superseded, Unavailable
-from services.common.flatfile import FlatFile
+from services.common.errors import InvalidInput, Superseded, Unavailable, Unsupported
 from services.common.security import Security
-from services.weights.depot import Depot, Draft
+from services.weights.depot import Depot
+from services.weights.draft import Draft
 
 DISCOVER_SECONDS = 2.0
 """How often the upstream server is asked for its models."""
@@ -60,7 +62,7 @@ class Relay:
         follower = Follower(
             self._upstream,
             model,
-            DraftSink(self._depot),
+            DraftSink(self._depot, model),
             reader=self._name,
             security=self._security,
             folder=self._folder,
@@ -70,27 +72,42 @@ class Relay:
 
 
 class DraftSink:
-    """Writes a version into a depot and seals it there."""
+    """Writes a version into a depot and seals it there. A delta is asked for if the depot has a version."""
 
-    def __init__(self, depot: Depot) -> None:
-        self._depot = depot
+    def __init__(self, depot: Depot, model: str) -> None:
+        self._depot, self._model = depot, model
         self._draft: Draft | None = None
+
+    def base(self) -> Version | None:
+        """The depot's newest version."""
+        return self._depot.newest(self._model)
 
     def begin(self, manifest: Manifest) -> bool:
         """Start a draft; False if the depot has this version or a newer one."""
+        self.abort()
         try:
             self._draft = self._depot.begin(manifest)
         except Superseded:
             return False
         return self._draft is not None
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write(self, offset: int, data: Buffer) -> None:
         """Put a frame in its place."""
         self._begun().write(offset, data)
 
-    def copy(self, file: FlatFile) -> None:
+    def copy(self, source: npt.NDArray[np.uint8]) -> None:
         """Take the bytes from the upstream server's file on this node."""
-        self._begun().copy(file)
+        self._begun().copy(source)
+
+    def patch(self, base: Version, data: Buffer) -> None:
+        """Bring a copy of the base up to date."""
+        draft = self._begun()
+        try:
+            draft.apply(base, data)
+            draft.check()
+        except (InvalidInput, Unsupported) as error:
+            self.abort()
+            raise InvalidInput(str(error)) from error
 
     def finish(self) -> None:
         """Verify and seal."""

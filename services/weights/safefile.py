@@ -10,9 +10,11 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from services.common.bundle import PIECE, Layout, Manifest, Reader, Version, check, memory, plan
+import numpy as np
+import numpy.typing as npt
+
+from services.common.bundle import PIECE, Buffer, Layout, Manifest, Version, check, memory, plan
 from services.common.errors import InvalidInput
-from services.common.flatfile import FlatFile
 
 NAMES = {
     "bool": "BOOL",
@@ -36,14 +38,15 @@ _MAX_HEADER = 100_000_000  # the format's own limit
 _LENGTH = struct.Struct("<Q")
 
 
-def write(path: Path, manifest: Manifest, read: Reader) -> None:
+def write(path: Path, manifest: Manifest, buffer: Buffer) -> None:
     """Write a new file and sync it to the disk."""
+    flat = memory(buffer)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as out:
         header = _header(manifest)
         out.write(_LENGTH.pack(len(header)) + header)
         for tensor in manifest.layout.tensors:
             for start in range(tensor.offset, tensor.offset + tensor.length, PIECE):
-                out.write(memory(read(start, min(PIECE, tensor.offset + tensor.length - start))))
+                out.write(flat[start : min(start + PIECE, tensor.offset + tensor.length)])
         out.flush()
         os.fsync(out.fileno())
 
@@ -54,18 +57,17 @@ def read_manifest(path: Path) -> Manifest:
         return _manifest(path, file)[0]
 
 
-def copy_into(path: Path, target: FlatFile) -> None:
-    """Put the tensors at their places of a flat file that has been started. Hashes are not compared here."""
+def copy_into(path: Path, target: npt.NDArray[np.uint8]) -> None:
+    """Put the tensors at their places of a flat array. Hashes are not compared here."""
     with path.open("rb") as file:
         manifest, position = _manifest(path, file)
         for tensor in manifest.layout.tensors:
             file.seek(position)
             position += tensor.length
             for start in range(0, tensor.length, PIECE):
-                data = file.read(min(PIECE, tensor.length - start))
-                if not data:
+                place = target[tensor.offset + start : tensor.offset + min(start + PIECE, tensor.length)]
+                if file.readinto(memory(place)) != len(place):
                     raise InvalidInput(f"{str(path)!r} ends within tensor {tensor}")
-                target.write(tensor.offset + start, data)
 
 
 def _header(manifest: Manifest) -> bytes:

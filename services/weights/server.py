@@ -3,8 +3,6 @@
 import asyncio
 from pathlib import Path
 
-from dvla.v1 import weights_pb2_grpc
-
 from services.common.flatfile import shared_folder
 from services.common.server import RoleServer, until_stopped
 from services.common.telemetry import Telemetry
@@ -13,7 +11,7 @@ from services.weights.depot import Depot
 from services.weights.durable import Archive
 from services.weights.files import FilePool
 from services.weights.relay import Relay
-from services.weights.servicer import WeightsServicer
+from services.weights.servicer import WeightsServicer, add_to_server
 
 TEND_SECONDS = 2.0
 
@@ -27,14 +25,14 @@ class WeightsServer:
         self._server = RoleServer(config, self.telemetry)
         archive = Archive(Path(config.durable_folder)) if config.durable_folder else None
         pool = FilePool(shared_folder(config.shared_folder), int(config.budget_gib * GIB), config.max_files)
-        self.depot = Depot(config.keep, pool, archive)
+        self.depot = Depot(config.keep, pool, archive, config.delta_rule)
         self._servicer = WeightsServicer(self.depot, self.telemetry, relay=bool(config.upstream))
         self._relay = (
             Relay(config.upstream, self.depot, name=name, security=config.security(), folder=config.shared_folder)
             if config.upstream
             else None
         )
-        weights_pb2_grpc.add_WeightsServiceServicer_to_server(self._servicer, self._server.grpc)
+        add_to_server(self._servicer, self._server.grpc)
 
     async def start(self) -> None:
         """Bring back what is on disk, then serve."""
@@ -49,8 +47,10 @@ class WeightsServer:
             versions = self.depot.versions()
             self.telemetry.gauge("versions", len(versions))
             self.telemetry.gauge("bytes", self.depot.reserved())
+            self.telemetry.gauge("delta_bytes", self.depot.deltas.size())
             for model in {info.model for info in versions}:
                 self.telemetry.facts[f"newest/{model}"] = str(self.depot.newest(model))
+                self.telemetry.facts[f"durable/{model}"] = str(self.depot.durable(model))
             for model, status in (self._relay.status() if self._relay else {}).items():
                 self.telemetry.facts[f"upstream/{model}"] = (
                     f"{status.applied} of {status.newest}, {status.errors} errors {status.last_error}".rstrip()

@@ -2,15 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
 import grpc.aio
 from dvla.v1 import common_pb2, weights_pb2, weights_pb2_grpc
 
-from services.common.bundle import Manifest, Version
+from services.common.bundle import Manifest, Version, memory
 from services.common.bundle_wire import (
     manifest_from_proto,
     manifest_to_proto,
@@ -18,11 +18,15 @@ from services.common.bundle_wire import (
     version_to_proto,
 )
 from services.common.codec import FRAME_BYTES
+from services.common.delta import ENCODING, MAX_BYTES
 from services.common.errors import InvalidInput, NotFound, Unavailable, Unsupported
 from services.common.flatfile import HEADER_BYTES, FlatFile
+from services.common.frame_wire import encode_frame
 from services.common.process import boot_id
 from services.common.telemetry import Telemetry
-from services.weights.depot import Depot, Draft
+from services.weights.coverage import Coverage
+from services.weights.depot import Depot
+from services.weights.draft import Draft
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -56,7 +60,7 @@ class WeightsServicer(weights_pb2_grpc.WeightsServiceServicer):
         started = time.monotonic()
         begin = await self._begin(request_iterator)
         manifest = manifest_from_proto(begin.manifest)
-        async with self._draft(manifest) as draft:
+        async with self._draft(manifest, begin) as draft:
             if draft is not None:
                 await self._fill(draft, begin, request_iterator)
                 await asyncio.to_thread(draft.seal)
@@ -85,25 +89,34 @@ class WeightsServicer(weights_pb2_grpc.WeightsServiceServicer):
     async def Fetch(
         self, request: weights_pb2.FetchRequest, context: Context
     ) -> AsyncIterator[weights_pb2.FetchResponse]:
-        """Stream a version, or say where it lies in shared memory."""
+        """Stream a version, whole or as a delta, or say where it lies in shared memory."""
+        async with aclosing(self.fetch_raw(request, context)) as messages:
+            async for raw in messages:
+                yield weights_pb2.FetchResponse.FromString(raw)
+
+    async def fetch_raw(self, request: weights_pb2.FetchRequest, context: Context) -> AsyncGenerator[bytes, None]:
+        """Fetch, its messages serialised already."""
         with self._depot.open(request.model, version_from_proto(request.version), context.peer()) as reading:
-            length = reading.manifest.length
-            if request.offset > length:
-                message = f"offset {request.offset} is beyond the end of version {reading.manifest.version}, {length}"
-                await context.abort(grpc.StatusCode.OUT_OF_RANGE, message)
             begin = weights_pb2.FetchBegin(manifest=manifest_to_proto(reading.manifest))
-            shared = self._shared(request.locality)
+            shared, data = self._shared(request.locality), memory(reading.view)
             if shared:
                 begin.shm.CopyFrom(_extent(reading.file, reading.manifest, reading.generation))
-            yield weights_pb2.FetchResponse(begin=begin)
-            self._telemetry.count("fetches/shm" if shared else "fetches/grpc")
+            elif (coded := await self._delta(request, reading.manifest)) is not None:
+                begin.delta.CopyFrom(weights_pb2.Delta(base=request.have, encoding=ENCODING, length=len(coded)))
+                data = memory(coded)
+            if request.offset > len(data):
+                where = f"the end of version {reading.manifest.version}, {len(data)}"
+                await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"offset {request.offset} is beyond {where}")
+            self._telemetry.count(f"fetches/{'shm' if shared else 'delta' if begin.HasField('delta') else 'grpc'}")
             if request.offset:
                 self._telemetry.count("fetches/resumed")
+            yield weights_pb2.FetchResponse(begin=begin).SerializeToString()
             if shared:
                 return
-            for offset in range(request.offset, length, FRAME_BYTES):
-                data = reading.file.read(offset, min(FRAME_BYTES, length - offset))
-                yield weights_pb2.FetchResponse(frame=common_pb2.Frame(offset=offset, data=data))
+            for offset in range(request.offset, len(data), FRAME_BYTES):
+                piece = data[offset : offset + FRAME_BYTES]
+                self._telemetry.count("bytes_sent", len(piece))
+                yield encode_frame(offset, piece)
 
     async def Hold(self, request: weights_pb2.HoldRequest, context: Context) -> weights_pb2.HoldResponse:
         """Keep a version readable."""
@@ -138,14 +151,12 @@ class WeightsServicer(weights_pb2_grpc.WeightsServiceServicer):
         first = await _next(messages)
         if first is None or not first.HasField("begin"):
             raise InvalidInput("a publish starts with a message that holds `begin`")
-        if first.begin.HasField("delta"):
-            raise Unsupported("this server takes no deltas; publish the whole version")
         return first.begin
 
     @asynccontextmanager
-    async def _draft(self, manifest: Manifest) -> AsyncIterator[Draft | None]:
+    async def _draft(self, manifest: Manifest, begin: weights_pb2.PublishBegin) -> AsyncIterator[Draft | None]:
         """A draft that is aborted at the end unless it was sealed, also if the call is cancelled at any moment."""
-        pending = asyncio.ensure_future(asyncio.to_thread(self._depot.begin, manifest))
+        pending = asyncio.ensure_future(asyncio.to_thread(self._start, manifest, begin))
         try:
             yield await asyncio.shield(pending)
         finally:
@@ -153,18 +164,15 @@ class WeightsServicer(weights_pb2_grpc.WeightsServiceServicer):
             if draft is not None:
                 await asyncio.to_thread(draft.abort)
 
-    async def _fill(
-        self, draft: Draft, begin: weights_pb2.PublishBegin, messages: AsyncIterator[weights_pb2.PublishRequest]
-    ) -> None:
+    def _start(self, manifest: Manifest, begin: weights_pb2.PublishBegin) -> Draft | None:
         if begin.HasField("shm"):
-            await asyncio.to_thread(self._copy, draft, begin.shm)
-        while (message := await _next(messages)) is not None:
-            if not message.HasField("frame"):
-                raise InvalidInput("after `begin` a publish consists of frames")
-            draft.write(message.frame.offset, message.frame.data)
+            return self._adopt(manifest, begin.shm)
+        if begin.HasField("delta"):
+            self._check_delta(manifest, begin.delta)
+        return self._depot.begin(manifest)
 
-    def _copy(self, draft: Draft, extent: common_pb2.Extent) -> None:
-        length = draft.manifest.length
+    def _adopt(self, manifest: Manifest, extent: common_pb2.Extent) -> Draft | None:
+        length = manifest.length
         if extent.offset != HEADER_BYTES or extent.length != length:
             raise InvalidInput(
                 f"extent has {extent.length} bytes at {extent.offset}; expected {length} at {HEADER_BYTES}"
@@ -173,8 +181,41 @@ class WeightsServicer(weights_pb2_grpc.WeightsServiceServicer):
             file = FlatFile.open_shared(self._depot.folder, extent.arena, extent.generation, length)
         except (NotFound, Unavailable) as error:
             raise Unsupported(f"{error}; send frames") from error
-        with file:
-            draft.copy(file)
+        return self._depot.adopt(manifest, file, extent.generation)
+
+    def _check_delta(self, manifest: Manifest, delta: weights_pb2.Delta) -> None:
+        """Refuse before any frame is sent what could never be applied."""
+        base = version_from_proto(delta.base)
+        if delta.encoding != ENCODING or base is None:
+            raise Unsupported(f"delta to {base} is encoded as {delta.encoding!r}; expected {ENCODING!r}")
+        if delta.length > min(MAX_BYTES, manifest.length):
+            raise InvalidInput(f"delta of {delta.length} bytes is longer than the version, {manifest.length} bytes")
+        if self._depot.newest(manifest.model) != manifest.version:  # else a repeat of what is here
+            with self._depot.base(manifest, base):
+                return
+
+    async def _fill(
+        self, draft: Draft, begin: weights_pb2.PublishBegin, messages: AsyncIterator[weights_pb2.PublishRequest]
+    ) -> None:
+        base = version_from_proto(begin.delta.base) if begin.HasField("delta") else None
+        coded, covered = bytearray(begin.delta.length if base else 0), Coverage(begin.delta.length)
+        while (message := await _next(messages)) is not None:
+            if not message.HasField("frame"):
+                raise InvalidInput("after `begin` a publish consists of frames")
+            offset, data = message.frame.offset, message.frame.data
+            if base is None:
+                draft.write(offset, data)
+            else:
+                covered.add(offset, len(data))
+                coded[offset : offset + len(data)] = data
+        if base is not None:
+            if covered.gap():
+                raise InvalidInput(f"bytes {covered.gap()} of the delta were not sent")
+            await asyncio.to_thread(draft.apply, base, coded)
+
+    async def _delta(self, request: weights_pb2.FetchRequest, manifest: Manifest) -> bytes | None:
+        have = version_from_proto(request.have)
+        return None if have is None else await asyncio.to_thread(self._depot.deltas.get, manifest, have)
 
     def _shared(self, locality: common_pb2.Locality) -> bool:
         return locality.boot_id == self._boot and common_pb2.TRANSPORT_SHM in locality.transports
@@ -190,6 +231,15 @@ class WeightsServicer(weights_pb2_grpc.WeightsServiceServicer):
     def _ring(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
+
+
+def add_to_server(servicer: WeightsServicer, server: grpc.aio.Server) -> None:
+    """Serve; Fetch sends what `fetch_raw` has serialised, which is several copies less."""
+    fetch: Any = grpc.unary_stream_rpc_method_handler(
+        servicer.fetch_raw, request_deserializer=weights_pb2.FetchRequest.FromString
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("dvla.v1.WeightsService", {"Fetch": fetch}),))
+    weights_pb2_grpc.add_WeightsServiceServicer_to_server(servicer, server)
 
 
 async def _next(messages: AsyncIterator[weights_pb2.PublishRequest]) -> weights_pb2.PublishRequest | None:

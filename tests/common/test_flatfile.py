@@ -22,14 +22,12 @@ def filled(folder: Path, data: bytes) -> tuple[FlatFile, int]:
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     writer, generation = filled(tmp_path, b"0123456789")
     with writer, FlatFile.open_shared(tmp_path, writer.name, generation, 10) as reader:
-        buffer = bytearray(10)
-        reader.read_into(buffer)
-        assert bytes(buffer) == b"0123456789"
-        assert reader.read(3, 4) == b"3456"
-        with pytest.raises(InvalidInput, match="ends within"):
-            reader.read(8, 3)
-        with pytest.raises(InvalidInput, match="ends at byte"):
-            reader.read_into(bytearray(11))
+        assert reader.view.tobytes() == b"0123456789"
+        assert not reader.view.flags.writeable
+        assert writer.view.flags.writeable
+        for offset, data in ((8, b"xyz"), (-1, b"x"), (11, b"")):
+            with pytest.raises(InvalidInput, match="do not fit into 10"):
+                writer.write(offset, data)
     assert writer.path.stat().st_mode & 0o777 == 0o600
 
 

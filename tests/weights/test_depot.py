@@ -1,15 +1,17 @@
 """Drafts, seals, fences and aborts that meet in several threads."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from services.common.bundle import Manifest, Reader, Version
+from services.common.bundle import Buffer, Manifest, Version
 from services.common.errors import InvalidInput, NotFound, Superseded
-from services.weights.depot import Depot, Draft
+from services.weights import draft as draft_module
+from services.weights.depot import Depot
+from services.weights.draft import Draft
 from services.weights.durable import Archive
 from services.weights.files import FilePool
 from tests.weights.hosting import check_stamp, stamped
@@ -23,11 +25,13 @@ class SlowArchive(Archive):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.entered, self.go = threading.Event(), threading.Event()
+        self.saved: list[Version] = []
 
-    def save(self, manifest: Manifest, read: Reader) -> None:
+    def save(self, manifest: Manifest, buffer: Buffer) -> None:
         self.entered.set()
         assert self.go.wait(20)
-        super().save(manifest, read)
+        self.saved.append(manifest.version)
+        super().save(manifest, buffer)
 
 
 @pytest.fixture
@@ -53,9 +57,7 @@ def draft(depot: Depot, epoch: int, update: int) -> Draft:
 
 def current(depot: Depot) -> Version:
     with depot.open("policy") as reading:
-        buffer = np.empty(reading.manifest.length, np.uint8)
-        reading.file.read_into(buffer)
-        check_stamp(reading.manifest, buffer)
+        check_stamp(reading.manifest, reading.view)
         return reading.manifest.version
 
 
@@ -85,35 +87,60 @@ class Running:
             raise self._error
 
 
-def test_an_abort_during_a_seal_comes_too_late(depot: Depot, archive: SlowArchive) -> None:
+def test_a_version_is_readable_before_it_is_durable(depot: Depot, archive: SlowArchive) -> None:
     first = draft(depot, 1, 0)
     sealing = Running(first.seal)
     assert archive.entered.wait(20)
+    assert current(depot) == V(1, 0)
+    assert depot.durable("policy") is None
+    assert sealing.waits()  # the publisher is told when it is durable
     aborting = Running(first.abort)
-    assert aborting.waits()
+    assert aborting.waits()  # and an abort comes too late
     others = [draft(depot, 1, update) for update in (1, 2)]  # they get files of their own
     archive.go.set()
     sealing.result()
     aborting.result()
     assert current(depot) == V(1, 0)
+    assert depot.durable("policy") == V(1, 0)
     for other in others:
         other.seal()
     assert current(depot) == V(1, 2)
 
 
-def test_a_fence_waits_for_the_seal_that_is_under_way(depot: Depot, archive: SlowArchive) -> None:
-    sealing = Running(draft(depot, 1, 0).seal)
+def test_while_the_disk_is_slow_only_the_newest_is_written(depot: Depot, archive: SlowArchive) -> None:
+    sealing = [Running(draft(depot, 1, 0).seal)]
     assert archive.entered.wait(20)
-    late = draft(depot, 1, 1)
-    answers: list[Version | None] = []
-    fencing = Running(lambda: answers.append(depot.fence("policy", 2)))
-    assert fencing.waits()
+    for update in (1, 2):
+        sealing.append(Running(draft(depot, 1, update).seal))
+        while depot.newest("policy") != V(1, update):
+            time.sleep(0.01)
     archive.go.set()
-    sealing.result()
-    fencing.result()
-    assert answers == [V(1, 0)]
+    for running in sealing:
+        running.result()
+    assert depot.durable("policy") == V(1, 2)
+    assert archive.saved == [V(1, 0), V(1, 2)]
+
+
+def test_after_a_fence_no_version_of_an_older_epoch_appears(
+    depot: Depot, archive: SlowArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive.go.set()
+    draft(depot, 1, 0).seal()
+    checking, go = threading.Event(), threading.Event()
+
+    def slow(manifest: Manifest, buffer: Buffer) -> None:
+        checking.set()
+        assert go.wait(20)
+
+    late = draft(depot, 1, 1)
+    monkeypatch.setattr(draft_module, "verify", slow)
+    sealing = Running(late.seal)
+    assert checking.wait(20)
+    assert depot.fence("policy", 2) == V(1, 0)
+    go.set()
     with pytest.raises(Superseded):
-        late.seal()
+        sealing.result()
+    late.abort()
     assert current(depot) == V(1, 0)
 
 

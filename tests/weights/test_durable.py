@@ -33,9 +33,7 @@ def publish(target: Depot, epoch: int, update: int) -> None:
 
 def newest(target: Depot) -> Version:
     with target.open("policy") as reading:
-        buffer = np.empty(reading.manifest.length, np.uint8)
-        reading.file.read_into(buffer)
-        check_stamp(reading.manifest, buffer)
+        check_stamp(reading.manifest, reading.view)
         return reading.manifest.version
 
 
@@ -98,7 +96,7 @@ def test_an_unusable_folder_is_refused_with_the_remedy(tmp_path: Path) -> None:
         Archive(tmp_path / "file")
 
 
-def test_a_version_that_cannot_be_made_durable_is_not_published(tmp_path: Path) -> None:
+def test_a_version_that_cannot_be_made_durable_is_readable_and_its_publisher_is_told(tmp_path: Path) -> None:
     target = depot(tmp_path)
     publish(target, 1, 0)
     folder = tmp_path / "disk" / "policy"
@@ -109,12 +107,20 @@ def test_a_version_that_cannot_be_made_durable_is_not_published(tmp_path: Path) 
     folder.touch()  # a file where the folder should be stands for a disk that refuses
     with pytest.raises(Exhausted, match="cannot be written"):
         publish(target, 1, 1)
-    assert newest(target) == V(1, 0)
+    assert newest(target) == V(1, 1)
+    assert target.durable("policy") == V(1, 0)
+    with pytest.raises(Exhausted, match="cannot be written"):  # a repeat tries the disk again
+        target.begin(stamped(1, 1, size=100)[0])
     folder.unlink()
     folder.mkdir()
     for name, raw in saved.items():
         (folder / name).write_bytes(raw)
+    assert target.begin(stamped(1, 1, size=100)[0]) is None
+    assert target.durable("policy") == V(1, 1)
     target.close()
+    again = depot(tmp_path)
+    assert newest(again) == V(1, 1)
+    again.close()
 
 
 def test_fences_survive_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
