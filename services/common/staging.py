@@ -27,6 +27,10 @@ class Stage:
         self.generation = 0
         self.taken = True
 
+    def give_back(self) -> None:
+        """It will not be published after all: it may be taken again."""
+        self.taken = False
+
     def seal(self) -> None:
         """The bytes are complete: readers may lock the file from now on."""
         if self.file is not None and not self.generation:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, get_args
 
 from services.common.config import RoleConfig
+from services.common.delta import DeltaRule
 from services.common.errors import ConfigError
 
 Mode = Literal["async", "sync"]
@@ -124,6 +125,16 @@ class LearnerConfig(RoleConfig):
     device: str = "cpu"
     """torch device: cpu, cuda or cuda:N."""
 
+    # Publishing
+    shared_folder: str = ""
+    """Folder of the weights in shared memory, the same as the weights server's. Default: dvla-UID in /dev/shm."""
+    staging_files: int = 4
+    """Versions in memory at once: the two that the server keeps, two being written, or held by readers that lag."""
+    delta_density: float = 0.1
+    """Largest share of changed elements for which a weights server elsewhere gets a delta; 0 for never."""
+    delta_anchor: int = 25
+    """Every so many updates the whole version is sent."""
+
     # Checkpoints and waits
     checkpoint_updates: int = 5
     """Write a checkpoint every so many updates; 0 for never (the last update writes one in any case)."""
@@ -149,6 +160,11 @@ class LearnerConfig(RoleConfig):
         self._check_objective()
         self._check_optimiser()
         self._check_waits()
+
+    @property
+    def delta_rule(self) -> DeltaRule:
+        """When a delta is worth it."""
+        return DeltaRule(self.delta_density, self.delta_anchor)
 
     @property
     def staleness_bound(self) -> int:
@@ -246,6 +262,8 @@ class LearnerConfig(RoleConfig):
             self._at_least(name, 0)
         for name in ("keep_checkpoints", "prefetch_updates"):
             self._at_least(name, 1)
+        self._at_least("staging_files", 3, "because one version is current while two are being written")
+        _ = self.delta_rule  # refuses impossible ones
         self._above("starved_seconds", 0)
         if not 0 <= self.stop_at_success <= 1:
             self._refuse("stop_at_success", "0 to 1")

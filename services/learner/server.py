@@ -40,7 +40,15 @@ async def serve(config: LearnerConfig) -> None:
 def _train(config: LearnerConfig, progress: Progress, telemetry: Telemetry) -> None:
     security = config.security()
     store = StoreClient(config.store, security, config.run, config.episode_bytes)
-    publisher = WeightPublisher(config.weights, config.model, security=security, patience=PUBLISH_PATIENCE)
+    publisher = WeightPublisher(
+        config.weights,
+        config.model,
+        security=security,
+        folder=config.shared_folder,
+        patience=PUBLISH_PATIENCE,
+        files=config.staging_files,
+        rule=config.delta_rule,
+    )
     try:
         loop = build_loop(config, store, publisher, progress, telemetry)
         loop.run(highest_epoch(config.weights, config.model, security, progress.stopping))

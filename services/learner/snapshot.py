@@ -1,50 +1,80 @@
 """The one pause that publishing costs training: a flat copy of the trainable state into a staging buffer.
 
-On a GPU the copy stays on the device; `Staging.settle` brings it to pinned memory on a side stream, in lane 4.
+On a CPU the copy goes straight to where the weights server will read it. On a GPU it stays on the device;
+`Staging.settle` brings it to pinned memory on a side stream, in lane 4. Sharded parameters are gathered one by one.
 """
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterator, Mapping
 
-import numpy as np
-import numpy.typing as npt
+import structlog
 import torch
 from torch import Tensor
 
 from services.common import bundle
 from services.common.bundle import Buffer, Layout
+from services.common.staging import Stage
 from services.policies.base import Policy
 from services.policies.raw import dtype_name
 
+log = structlog.get_logger()
+
 
 class Staging:
-    """Room for one version: a flat buffer with a view per tensor, allocated once and reused."""
+    """A snapshot of one version in an attached stage, with a view per tensor. Used again for version after version."""
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
+    def __init__(self, layout: Layout, device: torch.device, stage: Stage) -> None:
+        self._layout = layout
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
-        self._host = torch.zeros(layout.length, dtype=torch.uint8, pin_memory=self._stream is not None)
-        self._flat = torch.zeros(layout.length, dtype=torch.uint8, device=device) if self._stream else self._host
-        self._views = {
-            t.name: self._flat[t.offset : t.offset + t.length].view(getattr(torch, t.dtype)).view(t.shape)
-            for t in layout.tensors
-        }
+        self._flat = torch.zeros(layout.length, dtype=torch.uint8, device=device) if self._stream else None
+        self._known: weakref.WeakKeyDictionary[Stage, dict[str, Tensor]] = weakref.WeakKeyDictionary()
+        self.attach(stage)
+
+    def attach(self, stage: Stage) -> None:
+        """Use this stage from now on; the one before belongs to its readers."""
+        self.stage = stage
+        if stage not in self._known:
+            self._known[stage] = self._views(torch.from_numpy(stage.buffer) if self._flat is None else self._flat)
+            if self._stream is not None:
+                _pin(stage)
+        self._targets = self._known[stage]
 
     @torch.no_grad()
     def fill(self, state: Mapping[str, Tensor]) -> None:
         """Copy the state. On a GPU the copy is queued before all later work on the current stream."""
-        torch._foreach_copy_(list(self._views.values()), [state[name] for name in self._views])
+        if any(_sharded(tensor) for tensor in state.values()):
+            for name, tensor in gathered(state):
+                if name in self._targets:
+                    self._targets[name].copy_(tensor)
+        else:
+            torch._foreach_copy_(list(self._targets.values()), [state[name] for name in self._targets])
         if self._copied is not None:
             self._copied.record()
 
     def settle(self) -> Buffer:
         """The bytes in host memory; waits for a copy from the GPU without holding up its other work."""
-        if self._stream is not None and self._copied is not None:
+        if self._stream is not None and self._copied is not None and self._flat is not None:
             with torch.cuda.stream(self._stream):
                 self._stream.wait_event(self._copied)
-                self._host.copy_(self._flat, non_blocking=True)
+                torch.from_numpy(self.stage.buffer).copy_(self._flat, non_blocking=True)
             self._stream.synchronize()
-        flat: npt.NDArray[np.uint8] = self._host.numpy()
-        return flat
+        return self.stage.buffer
+
+    def _views(self, flat: Tensor) -> dict[str, Tensor]:
+        return {
+            t.name: flat[t.offset : t.offset + t.length].view(getattr(torch, t.dtype)).view(t.shape)
+            for t in self._layout.tensors
+        }
+
+
+def gathered(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor whole, one after another, so that no two whole ones are in memory.
+
+    Gathering is a collective: every rank runs through this, in the same order; rank 0 keeps what it yields.
+    """
+    for name, tensor in state.items():
+        yield name, tensor.full_tensor() if _sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def layout_of(policy: Policy) -> Layout:
@@ -53,10 +83,25 @@ def layout_of(policy: Policy) -> Layout:
     tied: dict[str, str] = {}
     specs = []
     for name, tensor in policy.trainable_state().items():
-        memory = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        if tensor.numel() and memory in first:
+        local: Tensor = tensor.to_local() if _sharded(tensor) else tensor  # type: ignore[attr-defined]
+        memory = (local.data_ptr(), tensor.dtype, tuple(tensor.shape), local.stride())
+        if local.numel() and memory in first:
             tied[name] = first[memory]
             continue
         first[memory] = name
         specs.append((name, dtype_name(tensor.dtype), tuple(tensor.shape)))
     return bundle.plan(specs, tied)
+
+
+def _sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")  # a DTensor; importing it costs time that most learners need not spend
+
+
+def _pin(stage: Stage) -> None:
+    """Page-lock the stage, so that the GPU copies into it by itself; a machine that refuses is only slower."""
+    if not len(stage.buffer):
+        return
+    address = torch.from_numpy(stage.buffer).data_ptr()
+    refusal = torch.cuda.cudart().cudaHostRegister(address, len(stage.buffer), 0)
+    if int(refusal) != 0:
+        log.warning("staging memory is not pinned; raise the memlock limit", error=str(refusal))

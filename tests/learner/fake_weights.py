@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from services.common.bundle import Buffer, Manifest, Version, as_bytes, verify, views
 from services.common.errors import Superseded, Unavailable
 from services.common.spec import Array
+from services.common.staging import Stage
 
 
 class FakeWeights:
@@ -34,7 +35,13 @@ class FakeWeights:
         self.fenced = epoch
         return self.newest
 
-    def publish(self, manifest: Manifest, buffer: Buffer) -> Version:
+    def stage(self, length: int) -> Stage | None:
+        return Stage(None, length)
+
+    def publish(self, manifest: Manifest, data: Stage) -> Version:
+        return self._publish(manifest, data.buffer)
+
+    def _publish(self, manifest: Manifest, buffer: Buffer) -> Version:
         self.publishes += 1
         self._last = (manifest, buffer)
         self.gate.wait(10)
@@ -52,7 +59,7 @@ class FakeWeights:
     def ensure(self) -> bool:
         if self._last is None or (self.newest is not None and self.newest >= self._last[0].version):
             return False
-        self.publish(*self._last)
+        self._publish(*self._last)
         return True
 
     def close(self) -> None:

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import pytest
 from dvla.v1 import store_pb2
 
-from services.common.bundle import Buffer, Manifest, Version
+from services.common.bundle import Manifest, Version
 from services.common.errors import DvlaError
 from services.common.security import Security
+from services.common.staging import Stage
 from services.common.telemetry import Telemetry
 from services.learner import checkpointer, threads
 from services.learner.assembly import build_loop
@@ -100,8 +101,11 @@ class MortalPublisher:
     def fence(self, epoch: int) -> Version | None:
         return self._life.outward("fence", lambda: self._weights.fence(epoch))
 
-    def publish(self, manifest: Manifest, buffer: Buffer) -> Version:
-        return self._life.outward("publish", lambda: self._weights.publish(manifest, buffer))
+    def stage(self, length: int) -> Stage | None:
+        return self._weights.stage(length)
+
+    def publish(self, manifest: Manifest, data: Stage) -> Version:
+        return self._life.outward("publish", lambda: self._weights.publish(manifest, data))
 
     def ensure(self) -> bool:
         return self._weights.ensure()

@@ -10,6 +10,7 @@ import torch
 
 from services.common.bundle import Version, as_bytes
 from services.common.errors import Superseded
+from services.common.staging import Stage
 from services.common.telemetry import Telemetry
 from services.learner import distribution
 from services.learner.distribution import Distribution
@@ -153,13 +154,48 @@ def test_bfloat16_and_tied_tensors_keep_their_bits() -> None:
     policy.twin = policy.extra  # tied: one tensor, two names
     layout = layout_of(policy)
     assert layout.tied == {"twin.weight": "extra.weight", "twin.bias": "extra.bias"}
-    staging = Staging(layout, torch.device("cpu"))
+    staging = Staging(layout, torch.device("cpu"), Stage(None, layout.length))
     state = policy.trainable_state()
     staging.fill(state)
     flat = torch.from_numpy(as_bytes(staging.settle(), layout.length))
     for tensor in layout.tensors:
         part = flat[tensor.offset : tensor.offset + tensor.length].view(getattr(torch, tensor.dtype))
         assert torch.equal(part.view(tensor.shape), state[tensor.name])
+
+
+def test_steps_that_change_no_published_tensor_raise_an_alarm(make_lane: Callable[..., Lane]) -> None:
+    lane = make_lane()
+    for update, value in ((1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0)):
+        lane.paint(value)
+        lane.lane.offer(Version(1, update))
+        assert lane.lane.wait(Version(1, update), 10)
+        alarmed = "weights_unchanged" in lane.telemetry.facts
+        assert alarmed is (update in (2, 3))
+    assert lane.telemetry.metrics()["versions_unchanged"] == 2
+    lane.session.grant(2)
+    lane.lane.offer(Version(2, 4))  # the run was opened again: no step in between
+    assert lane.lane.wait(Version(2, 4), 10)
+    assert lane.telemetry.metrics()["versions_unchanged"] == 2
+
+
+def test_while_readers_hold_all_files_versions_coalesce_and_training_goes_on(
+    make_lane: Callable[..., Lane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = make_lane()
+    held = threading.Event()
+    stage = lane.weights.stage
+    monkeypatch.setattr(lane.weights, "stage", lambda length: None if held.is_set() else stage(length))
+    held.set()
+    for update in (1, 2, 3):
+        lane.paint(float(update))
+        lane.lane.offer(Version(1, update))
+        time.sleep(0.05)
+    assert lane.weights.newest is None
+    assert "slow readers" in lane.telemetry.facts["weights"]
+    held.clear()
+    assert lane.lane.wait(Version(1, 3), 10)
+    assert lane.value_of(Version(1, 3)) == {3.0}
+    assert list(lane.weights.sealed) == [Version(1, 3)]
 
 
 def test_stop_publishes_what_is_offered(make_lane: Callable[..., Lane]) -> None:
