@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -30,8 +31,8 @@ LOOK_SECONDS = 3.0
 JOB_WAIT_SECONDS = 1.0
 GIVE_BACK_SECONDS = 5.0
 """Time for handing in or giving back what is in flight when a session or the worker ends."""
-PAUSE_SECONDS, LONG_PAUSE_SECONDS = 0.5, 5.0
-"""Between sessions on a simulator that is away or full; on one that misbehaves."""
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 2.0
+"""Between sessions on a simulator that is away, full or misbehaves: doubled each time, unless a session lasted."""
 
 
 @dataclass
@@ -86,9 +87,9 @@ class Worker:
 
     async def _keep_session(self, key: tuple[str, int]) -> None:
         """Sample on one session; open it again whenever it breaks, until it is surplus."""
-        address, drain = key[0], self._drains[key]
+        address, drain, pause = key[0], self._drains[key], PAUSE_SECONDS
         while not drain.is_set():
-            client, pause = SimClient(address, self.config.security()), PAUSE_SECONDS
+            client, began = SimClient(address, self.config.security()), time.monotonic()
             try:
                 await self._sample(client, drain)
             except Exhausted as error:
@@ -100,9 +101,10 @@ class Worker:
             except DvlaError as error:
                 log.error("session failed", address=address, reason=str(error))
                 self.telemetry.count("sessions_failed")
-                pause = LONG_PAUSE_SECONDS
             finally:
                 await client.close()
+            lasted = time.monotonic() - began > LONGEST_PAUSE_SECONDS
+            pause = PAUSE_SECONDS if lasted else min(2 * pause, LONGEST_PAUSE_SECONDS)
             with suppress(TimeoutError):
                 await asyncio.wait_for(drain.wait(), pause)
         del self._drains[key]
