@@ -39,7 +39,16 @@ async def _work(
     config: RolloutConfig, server: RoleServer, telemetry: Telemetry, store: StoreClient, runner: PolicyRunner
 ) -> None:
     spec = await store.run_spec()
-    receiver = Receiver(config.weights, config.security(), spec.model, runner, telemetry, config.device)
+    receiver = Receiver(
+        config.weights,
+        config.security(),
+        spec.model,
+        runner,
+        telemetry,
+        config.device,
+        config.spare_policy,
+        config.shared_folder,
+    )
     receiver.start()
     try:
         await receiver.first()

@@ -17,6 +17,11 @@ class RolloutConfig(RoleConfig):
     """Address of the rollout store."""
     weights: str = "127.0.0.1:50054"
     """Address of the weights server or of this node's relay."""
+    shared_folder: str = ""
+    """Folder of the weights in shared memory, the same as the weights server's. Default: dvla-UID in /dev/shm."""
+    spare_policy: bool = True
+    """Load new weights into a second policy while the first one samples. Without it one policy's memory is saved,
+    and sampling pauses for the copy."""
     sims: tuple[str, ...] = ("127.0.0.1:50051",)
     """Addresses of simulators. "dns:host:port" stands for every address behind that name, looked up again and
     again, so that new replicas are found."""

@@ -1,22 +1,22 @@
 """Weights on their way into a policy: copied once, to the tensors that inference reads, and hashed there."""
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from services.common.bundle import Manifest, WeightTensor, digest, verify
+from services.common.bundle import Layout, Manifest, WeightTensor, digest, verify
 from services.common.errors import InvalidInput
 from services.common.sinks import Bytes, TensorSink
 from services.policies.base import Policy
 from services.policies.raw import dtype_name
 
 Acquire = Callable[[Manifest], Policy]
-"""Gives the policy to load a version into; nobody else uses it until the version is delivered or given up."""
+"""Gives the policy to load a version into."""
 Deliver = Callable[[Manifest, Policy], None]
 
 
@@ -24,16 +24,24 @@ class PolicySink(TensorSink):
     """Loads versions into whole policies that nobody samples with yet; `deliver` gets each when it is verified.
 
     A CPU tensor's memory is the target itself; for a GPU the bytes pass through one pinned tensor at a time.
+    loading: entered while a policy is half written.
     """
 
-    def __init__(self, acquire: Acquire, deliver: Deliver) -> None:
+    def __init__(
+        self,
+        acquire: Acquire,
+        deliver: Deliver,
+        loading: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         super().__init__()
-        self._acquire, self._deliver = acquire, deliver
+        self._acquire, self._deliver, self._loading = acquire, deliver, loading
+        self._entered = ExitStack()
         self._policy: Policy | None = None
         self._state: dict[str, Tensor] = {}
 
     def ready(self, manifest: Manifest) -> bool:
         """Take a policy that fits; raises InvalidInput if none does."""
+        self._entered.enter_context(self._loading())
         self._policy = self._acquire(manifest)
         self._state = fitting_state(self._policy, manifest)
         return True
@@ -60,11 +68,13 @@ class PolicySink(TensorSink):
         """Hand the policy over."""
         if self._policy is not None:
             policy, self._policy = self._policy, None
+            copy_ties(self._state, manifest.layout)
             self._deliver(manifest, policy)
 
     def abort(self) -> None:
         """Let go of the policy; half written, it is loaded as a whole the next time."""
         self._policy, self._state = None, {}
+        self._entered.close()
 
 
 class InPlaceSink(TensorSink):
@@ -106,7 +116,7 @@ class InPlaceSink(TensorSink):
     def finish(self) -> None:
         """From the buffer, if the version came in frames."""
         manifest = self._begun()
-        if self._index < len(manifest.layout.tensors) or not self._loaded == manifest:
+        if self._loaded != manifest:
             super().finish()
             self._load(manifest, self._buffer)
         self._deliver(manifest, self._acquire(manifest))
@@ -126,6 +136,7 @@ class InPlaceSink(TensorSink):
                     raw_bytes(own)[:] = raw
                 else:
                     own.copy_(torch.from_numpy(raw.copy()).view(own.dtype).view(own.shape))
+            copy_ties(state, manifest.layout)
         for tensor, expected in zip(manifest.layout.tensors, manifest.hashes, strict=True):
             if digest(raw_bytes(state[tensor.name].detach().contiguous().cpu())) != expected:
                 self._poison(f"tensor {tensor} of version {manifest.version} is damaged")
@@ -147,10 +158,15 @@ def fitting_state(policy: Policy, manifest: Manifest) -> dict[str, Tensor]:
             raise InvalidInput(
                 f"weights do not fit {policy.spec.family}: {tensor}, expected {target.dtype}{tuple(target.shape)}"
             )
-    for name, target_name in layout.tied.items():
-        if own[name].data_ptr() != own[target_name].data_ptr():
-            raise InvalidInput(f"weights do not fit {policy.spec.family}: {name} is not tied to {target_name} here")
     return own
+
+
+@torch.no_grad()
+def copy_ties(state: Mapping[str, Tensor], layout: Layout) -> None:
+    """Tied tensors travel once; a policy that keeps them apart gets each of them."""
+    for name, target in layout.tied.items():
+        if state[name].data_ptr() != state[target].data_ptr():
+            state[name].copy_(state[target])
 
 
 def described(manifest: Manifest) -> dict[str, Any]:

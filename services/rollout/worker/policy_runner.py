@@ -6,8 +6,9 @@ Weights swap here and only here, between two calls, by exchanging a reference.
 import asyncio
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +55,7 @@ class PolicyRunner:
         self._waiting: queue.SimpleQueue[tuple[Sequence[Row], Future[list[Chunk]]] | None] = queue.SimpleQueue()
         self._live: tuple[VersionKey, Policy] | None = None
         self._pinned: dict[VersionKey, Policy] = {}
+        self._damage = ""
         self._calling = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
         self._thread.start()
@@ -67,7 +69,19 @@ class PolicyRunner:
     def swap(self, version: VersionKey, policy: Policy) -> Policy | None:
         """Use this policy from the next call on; returns the one that it replaces, free after `settle`."""
         previous, self._live = self._live, (version, policy)
+        self._damage = ""
         return previous[1] if previous else None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No policy call runs inside the block."""
+        with self._calling:
+            yield
+
+    def poison(self, reason: str) -> None:
+        """The live policy is damaged: refuse calls until the next `swap`."""
+        self._damage = reason
+        self._telemetry.count("policies_poisoned")
 
     def settle(self) -> None:
         """Wait until no call is running that began before the last `swap`, so that the replaced policy is free."""
@@ -142,6 +156,8 @@ class PolicyRunner:
             return pin, self._pinned[pin]
         if self._live is None:
             raise DvlaError("no weights yet")
+        if self._damage:
+            raise DvlaError(f"the weights are damaged: {self._damage}; waiting for the next version")
         return self._live
 
     def _call(self, version: VersionKey, policy: Policy, mode: Mode, rows: Sequence[Row]) -> list[Chunk]:

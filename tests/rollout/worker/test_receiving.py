@@ -12,14 +12,14 @@ import torch
 
 from services.common import bundle
 from services.common.bundle import Manifest, Version
-from services.common.errors import ConfigError, InvalidInput
+from services.common.errors import ConfigError, DvlaError, InvalidInput
 from services.common.security import Security
-from services.common.spec import Array
 from services.common.telemetry import BUSY, Telemetry
 from services.policies.base import Policy
 from services.policies.config import PolicyConfig
-from services.policies.raw import to_arrays, to_tensors
+from services.policies.raw import to_arrays
 from services.policies.registry import build_policy
+from services.rollout.worker import loading
 from services.rollout.worker.policy_runner import PolicyRunner, Row
 from services.rollout.worker.receiving import Receiver
 
@@ -36,11 +36,21 @@ def sealed(
     return bundle.bundle("policy", version, arrays, dtypes, described)
 
 
+def receive(receiver: Receiver, manifest: Manifest, buffer: bundle.Buffer) -> None:
+    """What the follower's thread does with a version in shared memory."""
+    try:
+        receiver.sink.begin(manifest)
+        receiver.sink.copy(bundle.as_bytes(buffer, manifest.length))
+        receiver.sink.finish()
+    finally:
+        receiver.sink.abort()
+
+
 class Setup:
-    def __init__(self) -> None:
+    def __init__(self, spare: bool = True) -> None:
         self.telemetry = Telemetry("rollout", "w")
         self.runner = PolicyRunner(self.telemetry, 8, 1, "cpu")
-        self.receiver = Receiver("unix:/none", Security(), "policy", self.runner, self.telemetry, "cpu")
+        self.receiver = Receiver("unix:/none", Security(), "policy", self.runner, self.telemetry, "cpu", spare)
 
     def live(self) -> Policy:
         assert self.runner._live is not None
@@ -61,7 +71,7 @@ def weights(policy: Policy) -> torch.Tensor:
 async def test_the_first_version_goes_live_and_later_ones_take_turns_in_two_buffers(setup: Setup) -> None:
     policies = []
     for update in range(4):
-        setup.receiver._receive(*sealed(Version(1, update), seed=update))
+        receive(setup.receiver, *sealed(Version(1, update), seed=update))
         assert setup.runner.version == (1, update)
         torch.testing.assert_close(weights(setup.live()), weights(build_policy(CONFIG, seed=update)), rtol=0, atol=0)
         policies.append(setup.live())
@@ -77,12 +87,12 @@ async def test_the_first_version_goes_live_and_later_ones_take_turns_in_two_buff
 
 async def test_a_spare_in_use_is_not_written_into(setup: Setup) -> None:
     for update in range(2):
-        setup.receiver._receive(*sealed(Version(1, update), seed=update))
+        receive(setup.receiver, *sealed(Version(1, update), seed=update))
     spare = setup.receiver._spare
     assert spare is not None
     before = weights(spare)
     setup.runner._calling.acquire()  # a call that began before the last swap still runs
-    receiving_thread = threading.Thread(target=setup.receiver._receive, args=sealed(Version(1, 2), seed=2))
+    receiving_thread = threading.Thread(target=receive, args=(setup.receiver, *sealed(Version(1, 2), seed=2)))
     receiving_thread.start()
     receiving_thread.join(0.2)
     assert receiving_thread.is_alive()
@@ -93,10 +103,10 @@ async def test_a_spare_in_use_is_not_written_into(setup: Setup) -> None:
 
 
 async def test_a_policy_with_other_settings_gets_a_buffer_of_its_own(setup: Setup) -> None:
-    setup.receiver._receive(*sealed(Version(1, 0)))
-    setup.receiver._receive(*sealed(Version(1, 1)))
+    receive(setup.receiver, *sealed(Version(1, 0)))
+    receive(setup.receiver, *sealed(Version(1, 1)))
     other = PolicyConfig(family="tiny-oft", state_dim=3, action_dim=2, chunk=2, temperature=0.5)
-    setup.receiver._receive(*sealed(Version(2, 2), other))
+    receive(setup.receiver, *sealed(Version(2, 2), other))
     assert setup.live().spec.config == other.to_json()
     row = Row({"state": np.zeros(3, np.float32)}, "go", "k", "train")
     assert (await setup.runner.act([row]))[0].version == (2, 2)
@@ -115,43 +125,101 @@ async def test_a_policy_with_other_settings_gets_a_buffer_of_its_own(setup: Setu
 async def test_a_version_that_does_not_fit_leaves_the_live_one_alone(
     setup: Setup, metadata: dict[str, str], error: type[Exception]
 ) -> None:
-    setup.receiver._receive(*sealed(Version(1, 0)))
+    receive(setup.receiver, *sealed(Version(1, 0)))
     live, before = setup.live(), weights(setup.live())
     with pytest.raises(error):
-        setup.receiver._receive(*sealed(Version(1, 1), seed=1, metadata=metadata))
+        receive(setup.receiver, *sealed(Version(1, 1), seed=1, metadata=metadata))
     assert setup.runner.version == (1, 0)
     assert setup.live() is live
     torch.testing.assert_close(weights(live), before, rtol=0, atol=0)
 
 
-async def test_hashes_are_checked_on_what_was_loaded(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup.receiver._receive(*sealed(Version(1, 0)))
-
-    def damaged(arrays: Mapping[str, Array], dtypes: Mapping[str, str]) -> dict[str, torch.Tensor]:
-        tensors = to_tensors(arrays, dtypes)
-        name = max(tensors, key=lambda name: tensors[name].numel())
-        tensors[name] = tensors[name] + 1
-        return tensors
-
-    monkeypatch.setattr("services.rollout.worker.receiving.to_tensors", damaged)
-    with pytest.raises(InvalidInput):
-        setup.receiver._receive(*sealed(Version(1, 1), seed=1))
+async def test_hashes_are_checked_on_what_was_loaded(setup: Setup) -> None:
+    receive(setup.receiver, *sealed(Version(1, 0)))
+    manifest, buffer = sealed(Version(1, 1), seed=1)
+    damaged = bundle.as_bytes(buffer, manifest.length).copy()
+    damaged[manifest.layout.tensors[-1].offset] ^= 1
+    with pytest.raises(InvalidInput, match="has hash"):
+        receive(setup.receiver, manifest, damaged)
     assert setup.runner.version == (1, 0)
+    receive(setup.receiver, manifest, buffer)
+    assert setup.runner.version == (1, 1)
+
+
+async def test_without_a_spare_policy_sampling_pauses_for_the_copy_only() -> None:
+    setup = Setup(spare=False)
+    try:
+        receive(setup.receiver, *sealed(Version(1, 0)))
+        live = setup.live()
+        for update in (1, 2):
+            receive(setup.receiver, *sealed(Version(1, update), seed=update))
+            torch.testing.assert_close(weights(live), weights(build_policy(CONFIG, seed=update)), rtol=0, atol=0)
+        setup.runner._calling.acquire()  # a policy call runs
+        writer = threading.Thread(target=receive, args=(setup.receiver, *sealed(Version(1, 3), seed=3)))
+        writer.start()
+        writer.join(0.2)
+        assert writer.is_alive()
+        torch.testing.assert_close(weights(live), weights(build_policy(CONFIG, seed=2)), rtol=0, atol=0)
+        setup.runner._calling.release()
+        await asyncio.to_thread(writer.join, 10)
+        assert setup.live() is live
+        assert setup.runner.version == (1, 3)
+    finally:
+        setup.runner.close()
+
+
+async def test_a_policy_damaged_in_place_is_not_used_until_the_next_whole_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setup = Setup(spare=False)
+    row = Row({"state": np.zeros(3, np.float32)}, "go", "k", "train")
+    try:
+        receive(setup.receiver, *sealed(Version(1, 0)))
+        manifest, buffer = sealed(Version(1, 1), seed=1)
+        wrong = bundle.as_bytes(buffer, manifest.length).copy()
+        wrong[manifest.layout.tensors[0].offset] ^= 1
+        with pytest.raises(InvalidInput, match="has hash"):
+            receive(setup.receiver, manifest, wrong)
+        assert (await setup.runner.act([row]))[0].version == (1, 0)  # refused before it touched the policy
+        with monkeypatch.context() as patch:
+            patch.setattr(loading, "verify", lambda manifest, source: None)
+            with pytest.raises(InvalidInput, match="damaged while it was loaded"):
+                receive(setup.receiver, manifest, wrong)
+        with pytest.raises(DvlaError, match="weights are damaged"):
+            await setup.runner.act([row])
+        receive(setup.receiver, manifest, buffer)
+        assert (await setup.runner.act([row]))[0].version == (1, 1)
+    finally:
+        setup.runner.close()
+
+
+async def test_frames_fill_the_policy_tensor_by_tensor() -> None:
+    for spare in (True, False):
+        own = Setup(spare)
+        manifest, buffer = sealed(Version(1, 1), seed=1)
+        flat = bundle.as_bytes(buffer, manifest.length)
+        own.receiver.sink.begin(manifest)
+        for start in range(0, manifest.length, 1000):
+            own.receiver.sink.write(start, flat[start : start + 1000])
+        own.receiver.sink.finish()
+        own.receiver.sink.abort()
+        torch.testing.assert_close(weights(own.live()), weights(build_policy(CONFIG, seed=1)), rtol=0, atol=0)
+        own.runner.close()
 
 
 async def test_an_evaluation_of_the_live_version_keeps_a_copy_of_it(setup: Setup) -> None:
-    setup.receiver._receive(*sealed(Version(1, 0)))
+    receive(setup.receiver, *sealed(Version(1, 0)))
     await setup.receiver.pin((1, 0))
     await setup.receiver.pin((1, 0))
     for update in (1, 2, 3):
-        setup.receiver._receive(*sealed(Version(1, update), seed=update))
+        receive(setup.receiver, *sealed(Version(1, update), seed=update))
     pinned = setup.runner._pinned[(1, 0)]
     torch.testing.assert_close(weights(pinned), weights(build_policy(CONFIG, seed=0)), rtol=0, atol=0)
 
 
 async def test_a_copy_is_never_of_two_versions(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a version is copied for an evaluation, two newer ones come in; the second would be written into it."""
-    setup.receiver._receive(*sealed(Version(1, 0), seed=0))
+    receive(setup.receiver, *sealed(Version(1, 0), seed=0))
     copying, go_on = threading.Event(), threading.Event()
     live = setup.live()
 
@@ -167,7 +235,7 @@ async def test_a_copy_is_never_of_two_versions(setup: Setup, monkeypatch: pytest
 
     def newer() -> None:
         for update in (1, 2):
-            setup.receiver._receive(*sealed(Version(1, update), seed=update))
+            receive(setup.receiver, *sealed(Version(1, update), seed=update))
 
     writer = threading.Thread(target=newer)
     writer.start()
