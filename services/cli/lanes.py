@@ -43,6 +43,15 @@ def seconds_between(samples: Iterable[Sample]) -> LaneSeconds:
     return out
 
 
+def add_up(spans: Iterable[LaneSeconds]) -> LaneSeconds:
+    """Several spans as one."""
+    out: LaneSeconds = {}
+    for span in spans:
+        for lane, states in span.items():
+            _add(out.setdefault(lane, {}), states, {})
+    return out
+
+
 def shares(seconds: LaneSeconds) -> dict[str, LaneShare]:
     """Seconds as shares, for the four lanes."""
     out = {}

@@ -1,22 +1,31 @@
 """Records episodes of a policy in a simulator service: one session that draws every control step, as mp4 files."""
 
 import io
+import queue
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import numpy as np
-from dvla.v1 import sim_pb2
+from dvla.v1 import common_pb2, sim_pb2, sim_pb2_grpc
 
+from services.common import codec
+from services.common.channels import CALL_SECONDS, open_channel, translated
 from services.common.errors import Exhausted, Unavailable
 from services.common.spec import Array, Observation
+from services.common.wire import spec_from_proto
 from services.policies.base import Policy
 from services.policies.noise import RowNoise
-from services.sim.client import SimClient, SimSession, reset_slot
 
 FRAMES_PER_SECOND = 20
 WAIT_SECONDS = 30.0
+TURN_SECONDS = 120.0
+PING_SECONDS = 5.0
+PAYLOAD_LIMIT = 1 << 30
 WIDTH = 256
 """Small pictures are enlarged to about this width."""
 BAR = 28
@@ -34,31 +43,98 @@ class Episode:
     frames: list[bytes] = field(default_factory=list)
 
 
-def open_recording(client: SimClient, policy: Policy) -> SimSession:
-    """A session that draws; waits for a free one, because workers give theirs back only after a moment."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while True:
-        try:
-            return client.open(client="record", observation=policy.spec.observation, record=True)
-        except (Exhausted, Unavailable):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.5)
+class RecordingSession:
+    """A session of strict turns on slot 0 that draws; keep-alives go out while a slow renderer works.
+
+    Opening it waits for a free session, because workers give theirs back only after a moment.
+    """
+
+    def __init__(self, address: str, policy: Policy) -> None:
+        self._address = address
+        self._channel = open_channel(address)
+        self._stub = sim_pb2_grpc.SimServiceStub(self._channel)
+        with translated(address):
+            reply = self._stub.Describe(sim_pb2.DescribeRequest(), timeout=CALL_SECONDS)
+        self.spec = spec_from_proto(reply.spec)
+        self._ended = threading.Event()
+        self._open(
+            sim_pb2.OpenSession(
+                client="record",
+                locality=common_pb2.Locality(transports=[common_pb2.TRANSPORT_GRPC]),
+                observation=policy.spec.observation,
+                record=True,
+            )
+        )
+        threading.Thread(target=self._ping, name="ping", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._requests.put(None)
+        self._channel.close()
+
+    def make_start(self, task: str, seed: int) -> bytes:
+        """The start state of (task, seed); nothing where the simulator makes it itself."""
+        if self.spec.starts != "state":
+            return b""
+        request = sim_pb2.MakeStartRequest(task=task, seed=seed)
+        with translated(self._address):
+            return self._stub.MakeStart(request, timeout=TURN_SECONDS).state
+
+    def advance(self, turn: sim_pb2.Advance) -> tuple[sim_pb2.Advanced, dict[str, Array]]:
+        """One turn; returns the reply and its tensors."""
+        self._requests.put(sim_pb2.SessionRequest(advance=turn))
+        reply = self._receive().advanced
+        if reply.payload.WhichOneof("location") != "frames":
+            return reply, codec.decode(reply.payload)
+        assembler = codec.Assembler(reply.payload, PAYLOAD_LIMIT)
+        while not assembler.add(self._receive().frame):
+            pass
+        return reply, codec.decode(reply.payload, assembler.buffer)
+
+    def _open(self, opening: sim_pb2.OpenSession) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            self._requests: queue.SimpleQueue[sim_pb2.SessionRequest | None] = queue.SimpleQueue()
+            self._requests.put(sim_pb2.SessionRequest(open=opening))
+            self._replies = self._stub.Session(iter(self._requests.get, None))
+            try:
+                self._receive()
+                return
+            except (Exhausted, Unavailable):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
+    def _receive(self) -> sim_pb2.SessionResponse:
+        with translated(self._address):
+            for reply in self._replies:
+                if reply.WhichOneof("message") != "pong":
+                    return reply
+        raise Unavailable(f"simulator {self._address} closed the session")
+
+    def _ping(self) -> None:
+        while not self._ended.wait(PING_SECONDS):
+            self._requests.put(sim_pb2.SessionRequest(ping=sim_pb2.Ping(nonce=1)))
 
 
-def record(client: SimClient, session: SimSession, policy: Policy, task: str, seed: int) -> Episode:
-    """One episode to the horizon with the policy's most likely actions, as an evaluation runs it. Uses slot 0."""
-    spec, _ = client.describe()
-    episode = Episode(task, spec.task(task).instruction, seed)
-    start = client.make_start(task, seed) if spec.starts == "state" else b""
-    observation, ended = _take(episode, *session.advance([reset_slot(0, task, start, seed, end_on_success=False)]))
-    for chunk in range(spec.task(task).max_steps):
+def record(session: RecordingSession, policy: Policy, task: str, seed: int) -> Episode:
+    """One episode to the horizon with the policy's most likely actions, as an evaluation runs it."""
+    known = session.spec.task(task)
+    episode = Episode(task, known.instruction, seed)
+    start = sim_pb2.ResetSlot(slot=0, task=task, start=session.make_start(task, seed), seed=seed)
+    observation, ended = _take(episode, *session.advance(sim_pb2.Advance(reset=[start])))
+    for chunk in range(known.max_steps):
         if ended:
             break
         inputs = policy.preprocess(observation, [episode.instruction])
         act = policy.act(inputs, "eval", RowNoise([f"evaluate/{task}/{seed}/{chunk}"]))
-        turn = session.advance(slots=[0], actions=policy.postprocess(act.actions))
-        observation, ended = _take(episode, *turn)
+        payload, _ = codec.encode({"action": policy.postprocess(act.actions)})
+        observation, ended = _take(episode, *session.advance(sim_pb2.Advance(slots=[0], actions=payload)))
     return episode
 
 
@@ -67,7 +143,8 @@ def _take(episode: Episode, reply: sim_pb2.Advanced, arrays: dict[str, Array]) -
     if "success" in arrays:
         episode.success |= bool(arrays["success"].any())
     ended = any(outcome.terminated or outcome.truncated or outcome.failure for outcome in reply.outcomes)
-    return {name.removeprefix("obs/"): array for name, array in arrays.items() if name.startswith("obs/")}, ended
+    # Copies: torch wants writable memory.
+    return {n.removeprefix("obs/"): array.copy() for n, array in arrays.items() if n.startswith("obs/")}, ended
 
 
 def write_video(path: Path, episode: Episode) -> None:

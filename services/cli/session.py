@@ -151,6 +151,8 @@ class Session:
         return self._client.ask(self.board.elapsed(), stage, evaluation, self._supervisor.restarts())
 
     def _keep(self, sample: Sample) -> None:
+        running = [name for name, child in list(self._supervisor.children.items()) if not child.finished]
+        self.board.roles = tuple(name for name in running if name != "redis")
         self.board.add(sample)
         self.latest = sample
         if sample.t - self._kept >= SAMPLE_SECONDS:

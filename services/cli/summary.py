@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.cli.lanes import LANES, LaneShare, seconds_between, shares
+from services.cli.lanes import LANES, LaneShare, add_up, seconds_between, shares
 from services.cli.samples import Sample, StoreSample
 
 TRAINING = "training"
 """The stage whose time and steps count for speed and idle shares."""
+PAUSE_SECONDS = 5.0
+"""Samples further apart do not belong together."""
 
 
 @dataclass(frozen=True)
@@ -42,28 +44,43 @@ class Summary:
         return max((index for index, count in enumerate(self.staleness) if count), default=0)
 
 
-def training_samples(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of the training stage, and the last one before it, which holds the counters at its start."""
-    marks = [index for index, sample in enumerate(samples) if sample.stage == TRAINING]
-    return list(samples[max(0, marks[0] - 1) : marks[-1] + 1]) if marks else []
+def training_spans(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """The samples of the training stage, one span for each time it was resumed.
+
+    A span begins with the last sample before it, which holds the counters at its start, unless there was a pause.
+    Samples without the store's word are left out.
+    """
+    spans: list[list[Sample]] = []
+    before: Sample | None = None
+    training = False
+    for sample in samples:
+        if sample.store is None:
+            continue
+        near = before is not None and sample.t - before.t < PAUSE_SECONDS
+        if sample.stage == TRAINING and not (training and near):
+            spans.append([before] if near and before else [])
+        training = sample.stage == TRAINING
+        if training:
+            spans[-1].append(sample)
+        before = sample
+    return [span for span in spans if len(span) > 1]
 
 
 def summarise(samples: Sequence[Sample]) -> Summary:
     """The figures of the training stage."""
-    span = training_samples(samples)
-    with_store = [sample for sample in span if sample.store is not None]
-    if len(with_store) < 2:
-        return Summary(restarts=samples[-1].restarts if samples else {})
-    first, last = with_store[0], with_store[-1]
-    start, end = _store(first), _store(last)
+    restarts = samples[-1].restarts if samples else {}
+    ends = [(span[-1].t - span[0].t, _store(span[0]), _store(span[-1])) for span in training_spans(samples)]
+    if not ends:
+        return Summary(restarts=restarts)
+    lane_seconds = add_up(seconds_between(span) for span in training_spans(samples))
     return Summary(
-        seconds=last.t - first.t,
-        updates=end.update - start.update,
-        trained_steps=_gained(start, end, "trained_steps"),
-        accepted_steps=_gained(start, end, "accepted_steps"),
-        lanes=shares(seconds_between(span)),
-        staleness=_staleness(start.staleness, end.staleness),
-        restarts=samples[-1].restarts,
+        seconds=sum(seconds for seconds, _, _ in ends),
+        updates=sum(max(0, end.update - start.update) for _, start, end in ends),
+        trained_steps=sum(_gained(start, end, "trained_steps") for _, start, end in ends),
+        accepted_steps=sum(_gained(start, end, "accepted_steps") for _, start, end in ends),
+        lanes=shares(lane_seconds),
+        staleness=_staleness(ends[0][1].staleness, ends[-1][2].staleness),
+        restarts=restarts,
     )
 
 

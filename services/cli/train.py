@@ -16,6 +16,7 @@ from services.cli.samples import read_samples
 from services.cli.session import Session
 from services.cli.solved import Solved
 from services.cli.summary import TRAINING, final_line, summarise
+from services.cli.supervisor import RoleFailed
 from services.common.bundle import Version
 from services.common.spec import SimSpec
 
@@ -38,9 +39,12 @@ class Training:
     def execute(self) -> str:
         """All stages; returns the final line."""
         policy = self.warm_start()
-        version = self.start_learner(policy)
-        self.evaluate_before(version)
-        self.train()
+        self.session.poll(self.run.name, self.addresses)
+        if not self.run.read_state().get("trained"):
+            self.session.start([self.processes.learner(policy)])
+            self.evaluate_before(self.newest())
+            self.train()
+            self.run.update_state(trained=True)
         self.evaluate(AFTER, self.newest())
         self.record()
         return self.result()
@@ -84,12 +88,6 @@ class Training:
         write_json(self.run.policy_config, PolicyConfig.for_sim(self.describe(), **self.recipe.policy).to_json())
         self.session.enter("warm start")
         return self.run.policy_config
-
-    def start_learner(self, policy: Path) -> Version:
-        """Start the learner; returns the first version that is published."""
-        self.session.start([self.processes.learner(policy)])
-        self.session.poll(self.run.name, self.addresses)
-        return self.newest()
 
     def newest(self) -> Version:
         """The newest version of the policy, waiting for the first."""
@@ -144,7 +142,10 @@ class Training:
         self.session.enter("videos")
         self.session.stop(["learner", *self.processes.rollouts])
         sim, policy = self.processes.address(self.processes.first_sim), str(self.run.newest_policy())
-        self.job("record", "--sim", sim, "--policy", policy, "--out", str(self.run.videos))
+        try:
+            self.job("record", "--sim", sim, "--policy", policy, "--out", str(self.run.videos))
+        except RoleFailed as error:  # a simulator that cannot draw is no reason to lose a trained policy's result
+            self.session.tell(f"no videos: {error}")
 
     def job(self, command: str, *arguments: str) -> None:
         """Run one of the other commands of `dvla` on this run's recipe."""

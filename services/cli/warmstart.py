@@ -9,14 +9,13 @@ import torch
 from services.cli.evaluation import held_out
 from services.cli.progress import reporter
 from services.cli.recipe import Recipe
-from services.cli.recording import open_recording, record, write_video
+from services.cli.recording import RecordingSession, record, write_video
 from services.common.errors import ConfigError
 from services.policies.checkpoint import load_checkpoint, save_checkpoint
 from services.policies.config import PolicyConfig
 from services.policies.demodata import Demos, load_demos
 from services.policies.registry import build_policy
 from services.policies.sft import SftConfig, train_sft
-from services.sim.client import SimClient
 
 THREADS = 1
 
@@ -44,15 +43,14 @@ def record_videos(recipe: Recipe, sim: str, policy_folder: Path, out: Path, epis
     torch.set_num_threads(THREADS)
     policy = load_checkpoint(policy_folder).requires_grad_(False).eval()
     out.mkdir(parents=True, exist_ok=True)
-    tell, client, paths = reporter(), SimClient(sim), []
-    tasks = [task.id for task in client.describe()[0].tasks]
-    with open_recording(client, policy) as session:
+    tell, paths = reporter(), []
+    with RecordingSession(sim, policy) as session:
+        tasks = [task.id for task in session.spec.tasks]
         for number, (task, seed) in enumerate(held_out(tasks, episodes, recipe.eval.seed), 1):
-            episode = record(client, session, policy, task, seed)
+            episode = record(session, policy, task, seed)
             paths.append(out / f"{number:02}-{task}-{'success' if episode.success else 'failure'}.mp4")
             write_video(paths[-1], episode)
             tell(number, episodes, "videos", "")
-    client.close()
     return paths
 
 

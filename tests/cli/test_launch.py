@@ -32,6 +32,8 @@ def test_a_run_survives_the_death_of_every_role(tmp_path: Path, launched: list[L
     run = Launched(tmp_path, "faults", settings=(*SMALL, "learner.updates=14", "eval.videos=1"))
     launched.append(run)
     run.until(lambda: run.in_stage("training"))
+    top = [sys.executable, "-m", "services.cli", "top", run.run.name, "--out", str(tmp_path)]
+    watcher = subprocess.Popen(top, stdout=subprocess.PIPE, text=True)
     for count, role in enumerate(ROLES):
         run.until(lambda wanted=2 * count + 1: run.updates() >= wanted)  # type: ignore[misc]
         before = run.pids()[role]
@@ -41,6 +43,9 @@ def test_a_run_survives_the_death_of_every_role(tmp_path: Path, launched: list[L
     assert run.process.returncode == 0, text + run.logs()
     assert re.fullmatch(LINE.format(starts=40), text.splitlines()[-1])
     assert all_gone(set(run.pids().values()))
+    seen, _ = watcher.communicate(timeout=30)
+    assert watcher.returncode == 0
+    assert "training" in seen
     died = {event["who"] for event in run.run.read_events() if event["what"] == "died"}
     assert died >= set(ROLES)
     for name in ("before", "after"):
@@ -81,7 +86,7 @@ def check_evaluation(run: Launched, name: str) -> None:
 
 @pytest.mark.timeout(400)
 def test_killed_resumed_and_interrupted(tmp_path: Path, launched: list[Launched]) -> None:
-    run = Launched(tmp_path, "resumed", settings=(*SMALL, "learner.updates=1000"))
+    run = Launched(tmp_path, "resumed", settings=(*SMALL, "learner.updates=1000", "run.mode=sync"))
     launched.append(run)
 
     run.until(lambda: run.updates() >= 2)

@@ -1,10 +1,11 @@
 import re
+from dataclasses import replace
 
 import pytest
 
 from services.cli.lanes import LANES, seconds_between, series, shares
 from services.cli.samples import RoleSample, Sample
-from services.cli.summary import Summary, final_line, summarise, training_samples
+from services.cli.summary import Summary, final_line, summarise, training_spans
 from tests.cli.recorded import recorded
 
 LINE = (
@@ -47,8 +48,20 @@ def test_a_run_without_training_has_figures_too() -> None:
 
 
 def test_the_last_sample_before_training_holds_the_counters_at_its_start() -> None:
-    span = training_samples(recorded())
+    (span,) = training_spans(recorded())
     assert [span[0].stage, span[1].stage] == ["evaluation before", "training"]
+
+
+def test_pauses_and_other_stages_do_not_count() -> None:
+    first = recorded(40)
+    rest = [replace(sample, t=sample.t + 1000) for sample in recorded(60)[40:]]
+    silent = [replace(sample, stage="starting", store=None) for sample in rest[:3]]
+    evaluated = [replace(rest[0], stage="evaluation after"), *rest[1:]]
+    assert summarise([*first, *silent, *rest]).seconds == 29 + 19
+    summary = summarise([*first, *evaluated])
+    assert summary.seconds == 29 + 19
+    assert summary.steps_per_second == pytest.approx(80)
+    assert summary.lanes["sampling"].busy == pytest.approx(0.75)
 
 
 def test_replicas_are_summed() -> None:
