@@ -33,8 +33,9 @@ def advice(summary: Summary, cores: int) -> str:
         )
     if sampling.idle.get("admission", 0.0) > NOTICEABLE:
         return (
-            f"Strict turns hold it back: sampling waited {_percent(sampling.idle['admission'])} of the time for "
-            'admission while the learner was not full. Raise learner.staleness, or use run.mode = "async".'
+            f"Admission holds it back: sampling waited {_percent(sampling.idle['admission'])} of the time for it while "
+            f'the learner was busy {_percent(training.busy)}. Raise learner.staleness, or use run.mode = "async" (in a '
+            "short run much of it is the end, when all episodes are granted)."
         )
     if training.idle_share > NOTICEABLE and sampling.busy > training.busy:
         return (

@@ -2,7 +2,9 @@
 
 import html
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -20,7 +22,8 @@ _PAGE = Template((Path(__file__).parent / "report_template.html").read_text())
 def write_report(run: RunFolder) -> Path:
     """Render the report of a run, finished or not; returns its path."""
     samples = list(read_samples(run.samples))
-    summary = summarise(samples)
+    events = run.read_events()
+    summary = replace(summarise(samples), restarts=Counter(e["who"] for e in events if e["what"] == "restarted"))
     state = run.read_state()
     text = _PAGE.substitute(
         name=html.escape(run.name),
@@ -35,7 +38,7 @@ def write_report(run: RunFolder) -> Path:
         staleness=plots.staleness(summary.staleness),
         throughput=plots.throughput(samples),
         transports=_transports(run),
-        events=_events(run.read_events()),
+        events=_events(events),
         recipe=html.escape(run.recipe.read_text()),
     )
     partial = run.report.with_suffix(".partial")

@@ -40,12 +40,12 @@ class Launched:
         command = [sys.executable, "-m", "services.cli", *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def finish(self, seconds: float = 150.0) -> str:
+    def finish(self, seconds: float = 300.0) -> str:
         """Wait for its end; returns what it printed."""
         text, _ = self.process.communicate(timeout=seconds)
         return text
 
-    def until(self, condition: Callable[[], bool], seconds: float = 90.0) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 240.0) -> None:
         """Wait for a condition while the launcher runs."""
         deadline = time.monotonic() + seconds
         while not condition():

@@ -27,7 +27,7 @@ def launched(tmp_path: Path) -> Iterator[list[Launched]]:
         run.kill()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_run_survives_the_death_of_every_role(tmp_path: Path, launched: list[Launched]) -> None:
     run = Launched(tmp_path, "faults", settings=(*SMALL, "learner.updates=14", "eval.videos=1"))
     launched.append(run)
@@ -39,7 +39,7 @@ def test_a_run_survives_the_death_of_every_role(tmp_path: Path, launched: list[L
         before = run.pids()[role]
         send(before, signal.SIGKILL)
         run.until(lambda role=role, before=before: run.pids()[role] != before)  # type: ignore[misc]
-    text = run.finish(200)
+    text = run.finish()
     assert run.process.returncode == 0, text + run.logs()
     assert re.fullmatch(LINE.format(starts=40), text.splitlines()[-1])
     assert all_gone(set(run.pids().values()))
@@ -65,7 +65,7 @@ def test_a_run_survives_the_death_of_every_role(tmp_path: Path, launched: list[L
 def check_eval_command(run: Launched, out: Path) -> None:
     """`dvla eval` of the run measures its last policy: the same starts end in the same way."""
     command = ["eval", run.run.name, "--episodes", "10", "--out", str(out), "--json", str(out / "eval.json")]
-    done = subprocess.run([sys.executable, "-m", "services.cli", *command], capture_output=True, text=True, timeout=150)
+    done = subprocess.run([sys.executable, "-m", "services.cli", *command], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     again, after = read_json(out / "eval.json"), read_json(run.run.evaluation("after"))
     assert again["episodes"] == 10
@@ -84,7 +84,7 @@ def check_evaluation(run: Launched, name: str) -> None:
     assert low <= result["success_once"] <= high
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_killed_resumed_and_interrupted(tmp_path: Path, launched: list[Launched]) -> None:
     run = Launched(tmp_path, "resumed", settings=(*SMALL, "learner.updates=1000", "run.mode=sync"))
     launched.append(run)

@@ -21,6 +21,7 @@ def folder(tmp_path: Path, samples: list[Sample]) -> RunFolder:
 def test_report_of_a_recorded_run(tmp_path: Path) -> None:
     run = folder(tmp_path, recorded())
     run.event(30.0, "rollout-0", "died", "killed by SIGKILL after 30.0 s")
+    run.event(30.2, "rollout-0", "restarted", "pid 101")
     write_json(run.path / "facts.json", {"rollout-0": {"transport/sim-0": "shm: same boot id", "other": "x"}})
     result = {
         "t": 10.0, "trained_steps": 0, "version": "1-0", "episodes": 300, "success_once": 0.28, "success_at_end": 0.25,
@@ -54,6 +55,8 @@ def test_advice_names_the_bottleneck() -> None:
         summary(LaneShare(0.4, {"admission": 0.6}), LaneShare(0.95, {"lease": 0.05})), 2
     )
     assert "newer weights" in advice(summary(LaneShare(0.5, {"weights": 0.5}), LaneShare(0.5, {"lease": 0.5})), 2)
-    assert "Strict turns" in advice(summary(LaneShare(0.5, {"admission": 0.5}), LaneShare(0.5, {"lease": 0.5})), 2)
+    assert "Admission holds it back" in advice(
+        summary(LaneShare(0.5, {"admission": 0.5}), LaneShare(0.5, {"lease": 0.5})), 2
+    )
     assert "Nothing waits" in advice(summary(LaneShare(0.9, {"work": 0.1}), LaneShare(0.9, {"lease": 0.1})), 2)
     assert "Simulation" not in advice(summarise([]), 2)
