@@ -1,8 +1,9 @@
-"""Runs a weights server: `dvla weights`."""
+"""Runs a weights server: `dvla weights`; with list, show, verify or export looks at a running one."""
 
 import sys
 
 from services.common.config import role_app, run_app
+from services.weights.commands import add_commands
 from services.weights.config import WeightsConfig
 
 
@@ -15,6 +16,7 @@ def run(config: WeightsConfig) -> None:
 
 
 app = role_app("weights", WeightsConfig, run, "A weights server: versions of policy weights, as root or as relay.")
+add_commands(app)
 
 if __name__ == "__main__":
     sys.exit(run_app(app, sys.argv[1:]))

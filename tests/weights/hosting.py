@@ -37,7 +37,8 @@ class Host:
         """Start a server; returns its address. It keeps its versions in a folder of its name on disk."""
         address = f"unix:{self._folder}/{name}.sock"
         settings = {"durable_folder": str(self._folder / name), "drain_seconds": 0.5, **settings}
-        config = WeightsConfig(listen=address, name=name, shared_folder=str(self._folder / "shm"), **settings)
+        shared = settings.pop("shared", str(self._folder / "shm"))
+        config = WeightsConfig(listen=address, name=name, shared_folder=shared, **settings)
         self._await(self._start(name, config))
         return address
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import safetensors.numpy
 from hypothesis import given
@@ -14,14 +15,14 @@ from services.common.spec import Array
 from services.weights import safefile
 
 
-def example() -> tuple[Manifest, Array]:
+def example() -> tuple[Manifest, npt.NDArray[np.uint8]]:
     shared = np.arange(6, dtype=np.float32).reshape(2, 3)
     arrays: dict[str, Array] = {"a": shared, "tied": shared, "empty": np.zeros((0, 2), np.int64), "z": np.array(3.0)}
     arrays |= {dtype: np.full((2, 3), 1, DTYPES[dtype]) for dtype in DTYPES}
     return bundle("policy", Version(2, 31), arrays, {dtype: dtype for dtype in DTYPES}, {"policy": "{}"})
 
 
-def written(folder: Path) -> tuple[Path, Manifest, Array]:
+def written(folder: Path) -> tuple[Path, Manifest, npt.NDArray[np.uint8]]:
     manifest, buffer = example()
     path = folder / "2-31.safetensors"
     safefile.write(path, manifest, buffer)
