@@ -54,6 +54,7 @@ class Updater:
         options = GrpoOptions(
             config.clip_low, config.clip_high, config.dual_clip, config.importance_cap, config.entropy_bonus
         )
+        self._decoupled = config.objective == "decoupled"
         self._loss = build_loss(config.algorithm, options)
         self._parameters = {name: p for name, p in policy.named_parameters() if p.requires_grad}
         self._optimiser = torch.optim.AdamW(
@@ -99,7 +100,8 @@ class Updater:
         return _Data(
             rows=rows,
             behaviour=at_level(rows.behaviour, rows.mask, level),
-            proximal=self._score(rows) if self._config.objective == "decoupled" else None,
+            # On data of the current weights the proximal policy is the one that acted: no need to score it again.
+            proximal=self._score(rows) if self._decoupled and not batch.on_policy.all() else None,
             advantage=batch.advantage,
             mask=mask,
             weight=term_weights(mask, rows.episode, self._config.weighting),

@@ -22,12 +22,12 @@ def batch_for(policy: Policy, groups: int = 4, version: tuple[int, int] = (1, 0)
 
 
 def trained(
-    family: str, change: Callable[[Batch], Batch] = lambda batch: batch, **settings: Any
+    family: str, change: Callable[[Batch], Batch] = lambda batch: batch, stale: int = 0, **settings: Any
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Weights and metrics after one update from fresh weights."""
+    """Weights and metrics after one update from fresh weights, on data that is `stale` updates old."""
     policy = small_policy(family)
-    batch = change(batch_for(policy))
-    metrics = Updater(policy, small_config(**settings)).run(batch, 0)
+    batch = change(batch_for(policy, update=stale))
+    metrics = Updater(policy, small_config(**settings)).run(batch, stale)
     return weights_of(policy), metrics
 
 
@@ -91,7 +91,7 @@ def test_masked_actions_never_change_a_weight(level: str) -> None:
         behaviour[hidden], tokens[hidden] = 50.0, 17
         return replace(batch, rows=replace(rows, behaviour=behaviour, record=rows.record | {"tokens": tokens}))
 
-    settings: dict[str, Any] = {"ratio_level": level, "entropy_bonus": 0.01, "objective": "decoupled"}
+    settings: dict[str, Any] = {"ratio_level": level, "entropy_bonus": 0.01, "stale": 1}
     clean, dirty = trained("tiny-oft", **settings), trained("tiny-oft", scramble, **settings)
     assert same_weights(clean[0], dirty[0])
     assert clean[1] == dirty[1]
@@ -138,11 +138,18 @@ def test_more_minibatches_than_rows_is_fine() -> None:
     assert 1 <= metrics["optimiser_steps"] <= rows
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_objectives_agree_on_data_of_the_current_weights(family: str) -> None:
+    clipped, decoupled = trained(family, objective="clipped"), trained(family, objective="decoupled")
+    assert same_weights(clipped[0], decoupled[0])
+    assert not same_weights(clipped[0], trained(family, stale=1, objective="decoupled")[0])
+
+
 def test_importance_weight_is_truncated() -> None:
     def older(batch: Batch) -> Batch:
         return replace(batch, rows=replace(batch.rows, behaviour=batch.rows.behaviour - 5.0))
 
-    metrics = trained("tiny-oft", older, objective="decoupled", importance_cap=1.5)[1]
+    metrics = trained("tiny-oft", older, stale=1, importance_cap=1.5)[1]
     assert metrics["importance_mean"] == pytest.approx(1.5)
 
 
