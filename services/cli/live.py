@@ -70,7 +70,7 @@ class LiveView:
         from rich.live import Live
 
         self._live = Live(
-            get_renderable=lambda: screen(board.figures()), console=Console(), refresh_per_second=2, transient=False
+            get_renderable=lambda: screen(board.figures()), console=Console(), refresh_per_second=2, transient=True
         )
 
     def __enter__(self) -> Self:

@@ -46,12 +46,13 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            if self._poller is not None:
+                self._poller.stop()
+            self.board.roles = ()
             self.board.enter("stopping")
             self._supervisor.stop(self._interrupts.hurry)
         finally:
             self._supervisor.kill()
-            if self._poller is not None:
-                self._poller.stop()
             if self._client is not None:
                 self._client.close()
             self.run.live.unlink(missing_ok=True)
