@@ -33,11 +33,25 @@ def prepare_torch(config: LearnerConfig) -> None:
         raise ConfigError(f"device = {config.device!r}, but torch finds no usable GPU here; use --device cpu")
 
 
+def _output_folder(config: LearnerConfig) -> Path:
+    root = Path(config.output)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / ".writable").touch()
+        (root / ".writable").unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"output = {config.output!r} cannot be written to: {error.strerror}; choose another"
+        ) from error
+    return root
+
+
 def build_loop(
     config: LearnerConfig, store: Store, publisher: Publisher, progress: Progress, telemetry: Telemetry
 ) -> TrainingLoop:
     """Load the policy or the newest checkpoint, and make the loop that trains it."""
     prepare_torch(config)
+    root = _output_folder(config)
     state = start_or_resume(config)
     updater = Updater(state.policy, config)
     restore_optimiser(updater, state)
@@ -65,7 +79,6 @@ def build_loop(
 
     resumed = Version(state.epoch, state.update) if state.epoch else None
     progress.checkpoint = resumed
-    root = Path(config.output)
     lanes = Lanes(
         store=store,
         session=session,

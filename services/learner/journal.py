@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import structlog
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from services.common.telemetry import BUSY, Telemetry
+
+log = structlog.get_logger()
 
 
 class Journal:
@@ -27,10 +30,20 @@ class Journal:
         self._events = EventFileWriter(str(folder / "tensorboard"))
 
     def write(self, epoch: int, update: int, metrics: Mapping[str, Any]) -> None:
-        """One update: numbers or lists by name. Numbers also go to TensorBoard, with the update as step."""
+        """One update: numbers or lists by name. Numbers also go to TensorBoard, with the update as step.
+
+        A disk that refuses costs the line, not the run.
+        """
         shares = {f"idle/{name}": share for name, share in idle_shares(self._telemetry).items()}
         now = time.time()
         line = {"time": now, "epoch": epoch, "update": update} | dict(metrics) | shares
+        try:
+            self._append(now, update, line)
+        except OSError as error:
+            log.error("journal", reason=str(error))
+            self._telemetry.facts["journal"] = f"update {update} not written: {error}"
+
+    def _append(self, now: float, update: int, line: Mapping[str, Any]) -> None:
         self._lines.write(json.dumps({name: _plain(value) for name, value in line.items()}) + "\n")
         self._lines.flush()
         numbers = {name: float(value) for name, value in line.items() if isinstance(value, int | float)}

@@ -67,6 +67,7 @@ class TrainingLoop:
     def _collect(self) -> list[PreparedGroup]:
         """The groups of the next update in admission order; none if the loop is done meanwhile."""
         epoch, groups = self._lanes.session.epoch, list[PreparedGroup]()
+        self._upkeep.waiting.restart()
         with self._lane.during("lease"):
             while len(groups) < self._config.groups_per_update:
                 self._upkeep.attend()
@@ -76,6 +77,7 @@ class TrainingLoop:
                     epoch, groups = self._lanes.session.epoch, []
                 if group := self._lanes.prefetch.take(POLL_SECONDS):
                     groups.append(group)
+                    self._upkeep.waiting.restart()
                     self._progress.state = "waiting"
         return groups
 

@@ -16,7 +16,7 @@ from services.learner.episodes import PreparedGroup, prepare_group
 from services.learner.ledger import Ledger, see_statistics
 from services.learner.session import Consumed, Session
 from services.learner.source import LeasedGroup, Store
-from services.learner.threads import Background, Failures, Stopwatch, delays
+from services.learner.threads import Background, Failures, delays
 from services.policies.base import Policy
 
 log = structlog.get_logger()
@@ -52,7 +52,6 @@ class Prefetch:
         self._ready: queue.Queue[ReadyGroup] = queue.Queue(room)
         self._lane = telemetry.lane("prefetch")
         self._thread = Background("prefetch", self._run, failures)
-        self.waiting = Stopwatch()
 
     def start(self) -> None:
         """Start leasing."""
@@ -132,7 +131,6 @@ class Prefetch:
                 self._telemetry.count("groups_refused")
                 self._ledger.refuse(epoch, leased.group, str(error))
                 return
-            self.waiting.restart()
             self._put(ReadyGroup(epoch, group))
             return
 

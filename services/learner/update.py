@@ -105,7 +105,7 @@ class Updater:
             advantage=batch.advantage,
             mask=mask,
             weight=term_weights(mask, rows.episode, self._config.weighting),
-            on_policy=batch.on_policy,
+            on_policy=batch.on_policy.to(mask.device),
         )
 
     @torch.no_grad()

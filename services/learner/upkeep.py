@@ -43,6 +43,7 @@ class Upkeep:
         self._progress, self._telemetry = progress, telemetry
         self._lane: Lane = telemetry.lane("training")
         self._solved = False
+        self.waiting = Stopwatch()  # since the loop began to wait for the next group
 
     @property
     def version(self) -> Version:
@@ -71,7 +72,7 @@ class Upkeep:
             self.wait_published()
         if lanes.checkpointer.newest is not None:
             lanes.ledger.ack(opened.epoch, lanes.checkpointer.newest.update)
-        lanes.prefetch.waiting.restart()
+        self.waiting.restart()
         lanes.session.open()
 
     def publish(self) -> None:
@@ -153,7 +154,7 @@ class Upkeep:
         return self._state.update > (newest.update if newest else 0)
 
     def _watch_starvation(self) -> None:
-        waited = self._lanes.prefetch.waiting.seconds
+        waited = self.waiting.seconds
         if waited < self._config.starved_seconds:
             self._telemetry.facts.pop("starved", None)
             return

@@ -129,6 +129,7 @@ class Bench:
         self.store.start()
         self.weights = FakeWeights()
         self.log: list[tuple[int, list[int]]] = []
+        self.published: list[tuple[int, Version | None]] = []
         self.telemetry = Telemetry("learner", "test")
         self.progress = Progress()
         self.ended = ""
@@ -164,6 +165,7 @@ class Bench:
         def run(batch: Any, update: int) -> dict[str, float]:
             nonlocal done
             self.log.append((update + 1, batch.group_numbers))
+            self.published.append((update, self.weights.newest))
             metrics = original(batch, update)
             done += 1
             if stop_after and done >= stop_after:

@@ -91,3 +91,10 @@ def test_a_missing_init_is_one_clear_line(make_bench: Make) -> None:
     bench = make_bench(init="/nowhere")
     with pytest.raises(ConfigError, match="init = '/nowhere' cannot be used: no policy"):
         start_or_resume(bench.config)
+
+
+def test_an_output_folder_that_cannot_be_written_is_one_clear_line(make_bench: Make) -> None:
+    bench = make_bench()
+    (bench.folder / "run").write_text("a file")
+    with pytest.raises(ConfigError, match=r"output = .* cannot be written to"):
+        bench.learner()
