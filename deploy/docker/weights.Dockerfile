@@ -13,6 +13,10 @@ COPY pyproject.toml /src/
 RUN bash /src/deploy/docker/install.sh dependencies $EXTRAS
 
 FROM dependencies AS package
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_FIND_LINKS
+ARG PIP_CERT
 COPY . /src/
 RUN bash /src/deploy/docker/install.sh package
 
