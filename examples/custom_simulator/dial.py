@@ -17,8 +17,8 @@ from services.common.spec import ActionSpec, FloatArray, IntArray, Observation, 
 from services.sim.serve import serve
 from services.sim.vector import ControlStep, Start, VectorSim
 
-TURN = 0.2  # how far an action of 1 turns the dial; its scale goes from -1 to 1
-CLOSE = 0.1  # the dial is on the mark within this distance
+TURN = 0.25  # how far an action of 1 turns the dial; its scale goes from -1 to 1
+CLOSE = 0.15  # the dial is on the mark within this distance
 
 
 class Dial(VectorSim):
