@@ -22,6 +22,8 @@ from services.common.bundle import Version
 from services.common.errors import ConfigError, NotFound
 
 NAME = "eval"
+NO_WARM_START = ("demos.episodes=0", "sft.init=", "sft.demos=")
+"""How the policy came to be does not matter here."""
 
 
 def evaluate_policy(
@@ -33,8 +35,9 @@ def evaluate_policy(
     if path is None:
         raise ConfigError(f"{what!r} belongs to no run, so its simulator is not known; give --recipe FILE")
     read_policy_config(policy)
-    recipe = load_recipe(path, overrides, **run, name="")
-    recipe = replace(recipe, name=f"eval-{recipe.name}", run=replace(recipe.run, name=""))
+    recipe = load_recipe(path, [*NO_WARM_START, *overrides], **run, name="")
+    label = path.resolve().parent.name if path.name == "recipe.toml" else path.stem
+    recipe = replace(recipe, name=f"eval-{label}")
 
     def work(recipe: Recipe, folder: RunFolder, session: Session, processes: Processes, board: Board) -> str:
         result = Evaluation(recipe, folder, session, processes, board).execute(policy)

@@ -1,12 +1,13 @@
 """What was observed of a run at one moment, as plain data: one line of `samples.jsonl`.
 
-t         seconds since the run began, pauses between resumes left out
-stage     what the launcher was doing: evaluating, training, ...
-roles     by child name: {role, pid, lanes: {lane: {state: seconds}}, metrics}; missing if it did not answer
-store     counters and gauges of the run (`GetStats`), or null
-learner   progress (`GetProgress`), or null
+t           seconds since the run began, pauses between resumes left out
+stage       what the launcher was doing: evaluation before, training, ...
+roles       by child name: {role, pid, lanes: {lane: {state: seconds}}, metrics}; missing if it did not answer
+store       counters and gauges of the run (`GetStats`), or null
+learner     progress (`GetProgress`), or null
 evaluation  {name, total, done, successes}, or null
-restarts  restarts by child name
+restarts    restarts by child name
+launch      counts the launchers of the run: a resumed one has the next number
 """
 
 import json
@@ -79,6 +80,7 @@ class Sample:
     learner: LearnerSample | None = None
     evaluation: EvaluationSample | None = None
     restarts: Mapping[str, int] = field(default_factory=dict)
+    launch: int = 1
 
     def to_json(self) -> str:
         """One line."""
@@ -97,6 +99,7 @@ class Sample:
             learner=LearnerSample(**learner | {k: tuple(learner[k]) for k in _VERSIONS}) if learner else None,
             evaluation=EvaluationSample(**evaluation) if evaluation else None,
             restarts=data["restarts"],
+            launch=data["launch"],
         )
 
 

@@ -6,6 +6,7 @@ The launcher's main thread waits only through `wait` and `until`, which supervis
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -17,11 +18,13 @@ from services.cli.runfolder import RunFolder, write_json
 from services.cli.samples import Sample
 from services.cli.status import Poller, RunClient
 from services.cli.supervisor import RestartPolicy, RoleFailed, Supervisor
-from services.common.errors import NotFound, Unavailable
+from services.common.errors import Exhausted, NotFound, Unavailable
 
 TICK_SECONDS = 0.1
 SAMPLE_SECONDS = 1.0
-"""Samples are kept this far apart."""
+"""Samples are kept this far apart ..."""
+SAMPLE_SHARE = 1 / 2000
+"""... or by this share of the run so far: a run of days keeps some thousands."""
 
 T = TypeVar("T")
 
@@ -38,6 +41,8 @@ class Session:
         self._kept = float("-inf")
         self._evaluation = ""
         self.latest: Sample | None = None
+        self._launch = int(run.read_state().get("launches", 0)) + 1
+        run.update_state(launches=self._launch)
 
     def __enter__(self) -> Self:
         return self
@@ -108,7 +113,7 @@ class Session:
         """Ask again and again until there is an answer; a peer that is away for a while only delays it."""
         deadline = time.monotonic() + seconds
         while True:
-            with suppress(Unavailable, NotFound):
+            with suppress(Unavailable, NotFound, Exhausted):
                 answer = ask()
                 if answer is not None:
                     return answer
@@ -149,14 +154,15 @@ class Session:
     def _sample(self) -> Sample:
         assert self._client is not None
         stage, evaluation = self.board.stage, self._evaluation
-        return self._client.ask(self.board.elapsed(), stage, evaluation, self._supervisor.restarts())
+        sample = self._client.ask(self.board.elapsed(), stage, evaluation, self._supervisor.restarts())
+        return replace(sample, launch=self._launch)
 
     def _keep(self, sample: Sample) -> None:
         running = [name for name, child in list(self._supervisor.children.items()) if not child.finished]
         self.board.roles = tuple(name for name in running if name != "redis")
         self.board.add(sample)
         self.latest = sample
-        if sample.t - self._kept >= SAMPLE_SECONDS:
+        if sample.t - self._kept >= max(SAMPLE_SECONDS, sample.t * SAMPLE_SHARE):
             self._kept = sample.t
             with self.run.samples.open("a") as file:
                 file.write(sample.to_json() + "\n")

@@ -8,8 +8,6 @@ from services.cli.samples import Sample, StoreSample
 
 TRAINING = "training"
 """The stage whose time and steps count for speed and idle shares."""
-PAUSE_SECONDS = 5.0
-"""Samples further apart do not belong together."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Summary:
 def training_spans(samples: Sequence[Sample]) -> list[list[Sample]]:
     """The samples of the training stage, one span for each time it was resumed.
 
-    A span begins with the last sample before it, which holds the counters at its start, unless there was a pause.
+    A span begins with the last sample before it, which holds the counters at its start, if it is of the same launch.
     Samples without the store's word are left out.
     """
     spans: list[list[Sample]] = []
@@ -56,9 +54,9 @@ def training_spans(samples: Sequence[Sample]) -> list[list[Sample]]:
     for sample in samples:
         if sample.store is None:
             continue
-        near = before is not None and sample.t - before.t < PAUSE_SECONDS
-        if sample.stage == TRAINING and not (training and near):
-            spans.append([before] if near and before else [])
+        same = before is not None and sample.launch == before.launch
+        if sample.stage == TRAINING and not (training and same):
+            spans.append([before] if same and before else [])
         training = sample.stage == TRAINING
         if training:
             spans[-1].append(sample)

@@ -54,7 +54,7 @@ def test_the_last_sample_before_training_holds_the_counters_at_its_start() -> No
 
 def test_pauses_and_other_stages_do_not_count() -> None:
     first = recorded(40)
-    rest = [replace(sample, t=sample.t + 1000) for sample in recorded(60)[40:]]
+    rest = [replace(sample, t=sample.t + 1000, launch=2) for sample in recorded(60)[40:]]
     silent = [replace(sample, stage="starting", store=None) for sample in rest[:3]]
     evaluated = [replace(rest[0], stage="evaluation after"), *rest[1:]]
     assert summarise([*first, *silent, *rest]).seconds == 29 + 19
