@@ -44,11 +44,11 @@ class ManiSkillGpu(VectorSim):
         self.num_slots = num_slots
         self._options, self._task = options, options.tasks[0]
         self._scratch = num_slots
-        self._overflow = OverflowWatch()
         self._env: Any = make_env(self._task, options, num_slots + 1, device.replace("cuda", "physx_cuda", 1))
         if self._env.reconfiguration_freq:
             raise Unsupported(f"task {self._task!r} rebuilds its scene at every reset: start states cannot be stored")
         self.spec = sim_spec({self._task: self._env}, options, "state", BACKEND)
+        self._overflow = OverflowWatch()  # last, because it leads the process's output through a pipe
         # Kernels compile in the first step: here, not while a session waits.
         self.step(np.zeros(0, np.int64), np.zeros((0, self.spec.action.dim), np.float32))
 
