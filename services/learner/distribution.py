@@ -19,7 +19,7 @@ from services.common.errors import ConfigError, Exhausted, Superseded, Unavailab
 from services.common.staging import Stage
 from services.common.telemetry import BUSY, Telemetry
 from services.learner.session import Session
-from services.learner.snapshot import Staging, layout_of
+from services.learner.snapshot import Staging, gather_home, layout_of
 from services.learner.threads import Background, Failures
 from services.policies.base import Policy
 
@@ -73,7 +73,8 @@ class Distribution:
         first = publisher.stage(self._layout.length)
         if first is None:
             raise ConfigError("the publisher has no file to prepare a version in; raise staging_files")
-        self._free, self._held = Staging(self._layout, device, first), Staging(self._layout, device, first)
+        home = gather_home(policy, self._layout)
+        self._free, self._held = (Staging(self._layout, device, first, home) for _ in range(2))
         self._sealed_last: Manifest | None = None
         self._offered: Version | None = None
         self._changed = threading.Condition()

@@ -15,7 +15,7 @@ from services.common.telemetry import Telemetry
 from services.learner import distribution
 from services.learner.distribution import Distribution
 from services.learner.session import Session
-from services.learner.snapshot import Staging, layout_of
+from services.learner.snapshot import Staging, gather_home, layout_of
 from services.learner.threads import Failures
 from services.policies.base import Policy
 from tests.learner.data import FAMILIES, small_policy
@@ -196,6 +196,37 @@ def test_while_readers_hold_all_files_versions_coalesce_and_training_goes_on(
     assert lane.lane.wait(Version(1, 3), 10)
     assert lane.value_of(Version(1, 3)) == {3.0}
     assert list(lane.weights.sealed) == [Version(1, 3)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tensors_laid_side_by_side_are_the_same_parameters(family: str) -> None:
+    policy = small_policy(family, dtype="bfloat16")
+    policy.extra = torch.nn.Linear(3, 3)
+    policy.twin = policy.extra
+    parameters = list(policy.parameters())
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    layout = layout_of(policy)
+    home = gather_home(policy, layout)
+    assert home is not None
+    assert all(a is b for a, b in zip(parameters, policy.parameters(), strict=True))
+    assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
+    optimiser = torch.optim.AdamW(policy.parameters(), lr=0.1, fused=True)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimiser.step()
+    stages = [Stage(None, layout.length) for _ in range(2)]
+    flat, single = (
+        Staging(layout, torch.device("cpu"), stages[0], home),
+        Staging(layout, torch.device("cpu"), stages[1]),
+    )
+    for staging in (flat, single):
+        staging.fill(policy.trainable_state())
+    assert stages[0].buffer.tobytes() == stages[1].buffer.tobytes()
+    with torch.no_grad():  # somebody moves a tensor away: it is found where it is now
+        policy.extra.weight.data = policy.extra.weight + 1
+    for staging in (flat, single):
+        staging.fill(policy.trainable_state())
+    assert stages[0].buffer.tobytes() == stages[1].buffer.tobytes()
 
 
 def test_stop_publishes_what_is_offered(make_lane: Callable[..., Lane]) -> None:
