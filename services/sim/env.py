@@ -52,7 +52,7 @@ class Env(ABC):
         self.lives = 0  # counts starts; a session belongs to one life
         self.failure: DvlaError | None = None  # set when it is given up
         self.pending = 0  # requests queued or running
-        self.lost: list[Future[str]] = [Future() for _ in range(sessions)]  # resolved when a session's life ends
+        self._lost: dict[int, Future[str]] = {}  # of the newest session in each place
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # a request is either refused or queued before a life ends
         self._on_change = on_change
@@ -62,6 +62,16 @@ class Env(ABC):
     def start(self) -> None:
         """Begin to build the simulators, in the background."""
         self._thread.start()
+
+    def enter(self, index: int) -> tuple[int, "Future[str]"]:
+        """Begin a session in this place: its life, and a future that gives the reason when that life ends."""
+        lost: Future[str] = Future()
+        with self._lock:
+            self._lost[index] = lost
+            life = self.lives if self.ready else -1
+        if life < 0:
+            lost.set_result(f"environment {self.name} has just gone down; open a new session")
+        return life, lost
 
     def submit(self, life: int, header: Header, *parts: bytes) -> "Future[Reply]":
         """Queue a request. Its future fails with Unavailable if this life is over or ends first."""
@@ -93,10 +103,11 @@ class Env(ABC):
         pass
 
     def _begin_life(self, spec: bytes, num_slots: int) -> None:
-        self.spec, self.num_slots = spec, num_slots
-        self.lost = [Future() for _ in range(self.sessions)]
-        self.lives += 1
-        self.ready = True
+        with self._lock:
+            self.spec, self.num_slots = spec, num_slots
+            self._lost = {}
+            self.lives += 1
+            self.ready = True
         self.lane.set("client")
         self._on_change()
 
@@ -105,14 +116,15 @@ class Env(ABC):
         waiting: list[_Request] = []
         with self._lock:
             self.ready = False
+            sessions = list(self._lost.values())
             while not self._requests.empty():
                 if request := self._requests.get():
                     waiting.append(request)
         self.lane.set("restart")
         for request in waiting:
             self._answer(request, Unavailable(reason))
-        for lost in self.lost:
-            if not lost.done():
+        for lost in sessions:
+            if lost.set_running_or_notify_cancel():  # whoever waited may have gone
                 lost.set_result(reason)
         self._on_change()
 

@@ -127,8 +127,7 @@ class HostedSession:
 
     def __init__(self, host: Host, env: Env, index: int, options: SessionOptions) -> None:
         self._host, self._env, self._index = host, env, index
-        self._life = env.lives
-        self.lost = env.lost[index]
+        self._life, self.lost = env.enter(index)
         self.slots = env.num_slots
         header = {
             "op": "open",

@@ -1,5 +1,7 @@
 """The service over a real socket: turns, ends, options, keep-alives, bad input."""
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -12,6 +14,7 @@ from dvla.v1 import common_pb2, sim_pb2
 from services.common.errors import DvlaError, Exhausted, InvalidInput, NotFound, Unavailable, Unsupported
 from services.common.spec import Array
 from services.sim.client import SimClient, SimSession, reset_slot, zeros
+from services.sim.env import ProcessEnv
 from services.sim.scripted import Script, ScriptedSim
 from services.sim.toy import ToySim
 from tests.sim import trouble
@@ -223,6 +226,19 @@ def test_s30_a_dead_environment_ends_its_session_with_a_reason(tmp_path: Path) -
             except Unavailable:
                 assert time.monotonic() < end
                 time.sleep(0.05)
+
+
+def test_s30_a_death_is_told_to_idle_sessions_too_also_to_later_ones(tmp_path: Path) -> None:
+    with serving(tmp_path, trouble.small, sessions=1, processes=1) as (service, client):
+        for _ in range(2):
+            with client.open() as session:
+                begin(client, session, 0)
+        session = client.open()
+        (env,) = service.host.envs
+        assert isinstance(env, ProcessEnv)
+        os.kill(env.pid, signal.SIGKILL)
+        with pytest.raises(Unavailable, match="died: signal 9"):
+            session._receive()
 
 
 def test_counters_tell_what_happened(tmp_path: Path) -> None:
