@@ -60,6 +60,8 @@ class Depot:
         self._lock = threading.RLock()  # library and pool
         self._sealing = threading.Lock()  # one seal or fence at a time
         self._disk = ThreadPoolExecutor(1, "disk", lambda: os.setpriority(os.PRIO_PROCESS, 0, 10))
+        self._sync = ThreadPoolExecutor(1, "sync")
+        self._syncing: set[str] = set()
         self._durable: dict[str, Version] = {}
         self._listeners: list[Callable[[str], None]] = []
 
@@ -192,6 +194,7 @@ class Depot:
     def close(self) -> None:
         """Remove all files and give the archive's folder back."""
         self._disk.shutdown()
+        self._sync.shutdown()
         with self._sealing, self._lock:
             self._pool.close()
             if self._archive:
@@ -215,7 +218,7 @@ class Depot:
         return manifest.version
 
     def keep(self, model: str, version: Version) -> None:
-        """Returns when this version or a newer one is durable; raises Exhausted if the disk refuses it.
+        """Returns when this version or a newer one is stored; raises Exhausted if the disk refuses it.
 
         Versions appear before they are durable, so that the disk holds nobody up. Should both this server and the
         publisher die in between, the next learner's epoch makes its versions the newer ones all the same.
@@ -238,6 +241,16 @@ class Depot:
         with self.open(model, reader="disk") as reading:
             archive.save(reading.manifest, reading.view)
             self._durable[model] = reading.manifest.version
+        if model not in self._syncing:
+            self._syncing.add(model)
+            self._sync.submit(self._bring_to_disk, archive, model)
+
+    def _bring_to_disk(self, archive: Archive, model: str) -> None:
+        self._syncing.discard(model)  # before the sync: a version that comes during it wants one more
+        try:
+            archive.sync(model)
+        except OSError as error:
+            log.error("version may not survive a power loss", model=model, reason=str(error))
 
     def _enter(self, manifest: Manifest, slot: Callable[[], int | None]) -> Entry | None:
         with self._lock:

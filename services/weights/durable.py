@@ -4,7 +4,9 @@
     <folder>/<model>/fence                     the fenced epoch
     <folder>/<model>/<epoch>-<update>.safetensors
 
-Everything is written under a temporary name, synced, then renamed: a file with a final name is complete.
+Everything is written under a temporary name, then renamed. A version then survives the death of any process at once,
+and a power loss as soon as `sync` has brought it to the disk, which nobody waits for: a slow disk must not hold up
+training. A file that a power loss tore is known by its hashes, set aside, and the synced one before it is used.
 """
 
 import fcntl
@@ -44,16 +46,14 @@ class Archive:
             partial.unlink()
 
     def save(self, manifest: Manifest, buffer: Buffer) -> None:
-        """Make a version durable and remove older ones; raises Exhausted if the disk refuses it."""
+        """Store a version; raises Exhausted if the disk refuses it. Call `sync` afterwards, in another thread."""
         path = self._folder / manifest.model / f"{manifest.version}{_SUFFIX}"
         partial = path.with_suffix(_TEMPORARY)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             partial.unlink(missing_ok=True)
             safefile.write(partial, manifest, buffer)
-            _publish(partial, path)
-            for old in self._versions(manifest.model)[KEEP:]:
-                old.unlink()
+            os.replace(partial, path)
         except OSError as error:
             with suppress(OSError):  # the room it takes is wanted back, but the error that counts is the first
                 partial.unlink(missing_ok=True)
@@ -61,6 +61,14 @@ class Archive:
                 f"version {manifest.version} of {manifest.model} cannot be written to {str(self._folder)!r}: "
                 f"{error.strerror}; make room there"
             ) from error
+
+    def sync(self, model: str) -> None:
+        """Bring a model's newest version to the disk, then remove older ones. Takes as long as the disk takes."""
+        newest, *older = self._versions(model)
+        for path in (newest, newest.parent):
+            _sync(path)
+        for old in older[KEEP - 1 :]:
+            old.unlink()
 
     def save_fence(self, model: str, epoch: int) -> None:
         """Make a fence durable; raises Exhausted if the disk refuses it."""
@@ -70,9 +78,9 @@ class Archive:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with partial.open("w") as out:
                 out.write(str(epoch))
-                out.flush()
-                os.fsync(out.fileno())
-            _publish(partial, path)
+            _sync(partial)
+            os.replace(partial, path)
+            _sync(path.parent)
         except OSError as error:
             raise Exhausted(f"fence {epoch} of {model} cannot be written: {error.strerror}") from error
 
@@ -118,11 +126,9 @@ def _key(path: Path) -> tuple[int, ...]:
     return tuple(map(int, words)) if len(words) == 2 and all(word.isdecimal() for word in words) else ()
 
 
-def _publish(partial: Path, path: Path) -> None:
-    """Rename, then sync the folder: after this the file survives a power loss."""
-    os.replace(partial, path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(folder)
+        os.fsync(file)
     finally:
-        os.close(folder)
+        os.close(file)

@@ -39,7 +39,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 def write(path: Path, manifest: Manifest, buffer: Buffer) -> None:
-    """Write a new file and sync it to the disk."""
+    """Write a new file; the kernel brings it to the disk in its own time."""
     flat = memory(buffer)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as out:
         header = _header(manifest)
@@ -47,8 +47,6 @@ def write(path: Path, manifest: Manifest, buffer: Buffer) -> None:
         for tensor in manifest.layout.tensors:
             for start in range(tensor.offset, tensor.offset + tensor.length, PIECE):
                 out.write(flat[start : min(start + PIECE, tensor.offset + tensor.length)])
-        out.flush()
-        os.fsync(out.fileno())
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -44,9 +44,9 @@ def test_only_the_newest_versions_stay_on_disk(tmp_path: Path) -> None:
     first = depot(tmp_path)
     for update in range(8, 12):  # 9 and 10 differ in length as text
         publish(first, 1, update)
+    first.close()  # removing waits for the disk
     assert files(tmp_path) == ["1-10.safetensors", "1-11.safetensors"]
     assert len(files(tmp_path)) == KEEP
-    first.close()
     second = depot(tmp_path)
     assert newest(second) == V(1, 11)
     second.close()
