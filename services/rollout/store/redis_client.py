@@ -3,6 +3,9 @@
 redis-py would by default re-issue a command ten times, also one that was executed and lost only its reply. Here
 the driver never retries; `RedisLink.retrying` does, and is used only for calls that are idempotent: every script
 is (by job key, attempt, request id, epoch or update), and so are writes and deletions of chunks under unique names.
+
+Deadlines are ours too: with a socket timeout, redis-py sends through asyncio.wait_for, which on Python 3.11 can
+swallow the cancellation of a task, and then a role never ends.
 """
 
 import asyncio
@@ -22,15 +25,15 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 OLDEST_REDIS = (6, 2)
-COMMAND_SECONDS = 10.0
+COMMAND_SECONDS = 5.0
 """Longest wait for the reply of one command; scripts take well under a millisecond."""
 _READ_BYTES = 1024 * 1024  # twice as fast as the default for replies of a megabyte
-_LOST = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError)
+_LOST = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, TimeoutError)
 _REFUSALS = ("MISCONF", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY ")
 
 
 class RedisLink:
-    """A pool of connections to one Redis for commands, and clients apart for blocking reads.
+    """A pool of connections to one Redis for commands.
 
     url: unix:///path, redis://host:port/db or rediss://host:port/db (TLS). password: overrides that of the url.
     patience: seconds for which a lost connection is re-tried before a call fails with Unavailable.
@@ -40,16 +43,17 @@ class RedisLink:
         self.url = url
         self._password = password
         self._patience = patience
-        self.client = self._client(COMMAND_SECONDS, connections)
+        self.client = self.new_client(connections)
 
-    def _client(self, seconds: float, connections: int) -> Redis:
+    def new_client(self, connections: int = 1) -> Redis:
+        """A client with connections of its own, such as for a subscription. Its calls need a deadline each."""
         options: dict[str, Any] = {"password": self._password} if self._password else {}
         try:
             pool = BlockingConnectionPool.from_url(
                 self.url,
                 max_connections=connections,
-                timeout=seconds,
-                socket_timeout=seconds,
+                timeout=None,
+                socket_timeout=None,
                 socket_connect_timeout=2.0,
                 socket_read_size=_READ_BYTES,
                 retry=Retry(NoBackoff(), 0),
@@ -61,10 +65,6 @@ class RedisLink:
                 f"redis = {self.url!r} is no address ({error}); expected unix:///path, redis://host:port or rediss://..."
             ) from error
         return Redis(connection_pool=pool)
-
-    def blocking_client(self, block_seconds: float) -> Redis:
-        """A client with a connection of its own for reads that block; its timeout is longer than they do."""
-        return self._client(block_seconds + COMMAND_SECONDS, 1)
 
     async def check(self) -> None:
         """Wait for Redis, then refuse one that is too old or may evict keys.
@@ -85,13 +85,16 @@ class RedisLink:
         pause = 0.02
         while True:
             try:
-                return await call()
+                async with asyncio.timeout(COMMAND_SECONDS):
+                    return await call()
             except _LOST as error:
                 if _unauthorised(error):
                     raise ConfigError(f"Redis at {self.url} refused us: {error}; set redis_password_file") from error
                 if time.monotonic() + pause > deadline:
-                    raise Unavailable(f"Redis at {self.url} cannot be reached for {what}: {error}") from error
-                log.debug("redis lost", what=what, error=str(error))
+                    raise Unavailable(
+                        f"Redis at {self.url} cannot be reached for {what}: {str(error) or 'no answer in time'}"
+                    ) from error
+                log.debug("redis lost", what=what, error=repr(error))
             except exceptions.ResponseError as error:
                 raise translated(error, what) from error
             await asyncio.sleep(pause)

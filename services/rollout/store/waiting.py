@@ -14,7 +14,7 @@ from redis import exceptions
 
 from services.common.errors import DvlaError
 from services.rollout.store.keys import WAKE_PATTERN, run_of_channel
-from services.rollout.store.redis_client import RedisLink
+from services.rollout.store.redis_client import COMMAND_SECONDS, RedisLink
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -80,17 +80,19 @@ class Wakeups:
             await asyncio.sleep(pause)
 
     async def _listen_once(self) -> None:
-        client = self._link.blocking_client(_PING_SECONDS)
+        client = self._link.new_client()
         try:
             async with client.pubsub() as channel:
-                await channel.psubscribe(WAKE_PATTERN)
+                async with asyncio.timeout(COMMAND_SECONDS):
+                    await channel.psubscribe(WAKE_PATTERN)
                 silent = False
                 while True:
                     message = await channel.get_message(timeout=_PING_SECONDS)
                     if message is None and silent:
                         raise exceptions.TimeoutError(f"no answer to a ping for {_PING_SECONDS:.0f} s")
                     if message is None:
-                        await channel.ping()
+                        async with asyncio.timeout(_PING_SECONDS):
+                            await channel.ping()
                     silent = message is None
                     if message is not None:
                         self._receive(message)

@@ -31,15 +31,15 @@ async def limited(start_redis: StartRedis, clock: Clock) -> AsyncIterator[Harnes
 
 async def fill_up(run: Harness) -> int:
     """Append until the store refuses; returns how many were accepted."""
-    accepted = 0
+    accepted, refusal = 0, ""
     for job in await run.jobs(100):
         try:
             await run.append(job, data=EPISODE)
-        except Exhausted:
+        except Exhausted as error:
+            refusal = str(error)
             break
         accepted += 1
-    with pytest.raises(Exhausted, match="appends are refused from 85%"):
-        await run.append(job, data=EPISODE)
+    assert "appends are refused from 85%" in refusal
     return accepted
 
 
@@ -65,7 +65,7 @@ async def test_every_call_works_when_redis_is_at_its_limit(limited: Harness, clo
     await run.fill(4)
     groups = await run.lease(3)
     redis = run.store.link.client
-    await redis.config_set("maxmemory", "1mb")
+    await redis.config_set("maxmemory", "100kb")
     with pytest.raises(OutOfMemoryError):
         await redis.set("other", "x")
     await run.store.memory.share(fresh=True)

@@ -163,6 +163,19 @@ async def test_an_upload_that_is_cut_off_counts_for_nothing(stub: Stub) -> None:
     assert not (await stub.Append(messages(job, b"whole"), timeout=10)).repeated
 
 
+async def test_background_work_ends_whenever_it_is_cancelled(redis_server: RedisServer, folder: Path) -> None:
+    """Also while it connects: a driver that swallows the cancellation would keep the process alive for ever."""
+    for attempt in range(25):
+        server = StoreServer(StoreConfig(listen=f"unix:{folder}/store.sock", redis=redis_server.url))
+        work = asyncio.create_task(server.work())
+        for _ in range(attempt):
+            await asyncio.sleep(0)
+        work.cancel()
+        done, _ = await asyncio.wait([work], timeout=10)
+        assert done
+        await server.stop()
+
+
 def start_process(redis: str, listen: str, *flags: str) -> subprocess.Popen[str]:
     root = Path(__file__).parents[3]
     return subprocess.Popen(
