@@ -20,6 +20,10 @@ def run_evaluation(
         control.hold(version)
         return True
 
+    def let_go() -> bool:
+        control.hold(version, 0.0)  # a held version keeps a file that the next ones may need
+        return True
+
     def begin() -> bool:
         control.start_evaluation(name, version, episodes)
         return True
@@ -33,6 +37,7 @@ def run_evaluation(
         remark = f"success {wins / len(results):.2f}" if results else ""
         session.board.advance(Progress(len(results), len(episodes), "episodes", remark))
         if len(results) >= len(episodes):
+            session.until(let_go, BEGIN_SECONDS, f"letting go of version {version}")
             return sorted(results, key=lambda result: result.number)
         if time.monotonic() - held > HOLD_SECONDS / 4:
             session.until(hold, BEGIN_SECONDS, f"holding version {version}")

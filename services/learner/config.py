@@ -129,8 +129,9 @@ class LearnerConfig(RoleConfig):
     # Publishing
     shared_folder: str = ""
     """Folder of the weights in shared memory, the same as the weights server's. Default: dvla-UID in /dev/shm."""
-    staging_files: int = 4
-    """Versions in memory at once: the two that the server keeps, two being written, or held by readers that lag."""
+    staging_files: int = 6
+    """Versions in memory at once: two that the server keeps, two being written, and one for each reader that lags and
+    each evaluation that holds one."""
     delta_density: float = 0.1
     """Largest share of changed elements for which a weights server elsewhere gets a delta; 0 for never."""
     delta_anchor: int = 25
