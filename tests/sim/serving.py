@@ -48,7 +48,7 @@ class Service:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._up.wait(60)
+        assert self._up.wait(150)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._down.set)

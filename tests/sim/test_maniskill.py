@@ -15,7 +15,7 @@ from services.common.seeds import demonstration_seed, training_seed
 from services.common.spec import FloatArray, IntArray
 from services.sim.vector import Start
 
-pytestmark = pytest.mark.maniskill
+pytestmark = [pytest.mark.maniskill, pytest.mark.timeout(600)]
 
 PUSH, PICK = "PushCube-v1", "PickCube-v1"
 ZERO = np.zeros(1, np.int64)
@@ -236,6 +236,7 @@ def test_impossible_options(options: dict[str, Any], kind: type[Exception], mess
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow  # the software renderer compiles its shaders for some ten seconds
 def test_images_and_proprioception_without_object_poses() -> None:
     sim = make(1, observation="rgb+proprio", image_size=32)
     assert {tensor.name: tensor.shape for tensor in sim.spec.observation} == {

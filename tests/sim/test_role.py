@@ -24,7 +24,7 @@ def sim(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "services.sim", *arguments]
 
 
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+def until(condition: Callable[[], bool], seconds: float = 150) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
