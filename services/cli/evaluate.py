@@ -16,8 +16,8 @@ def run_evaluation(
 ) -> list[EpisodeResult]:
     """The results of all episodes, (task, seed) each, in their order. Failed ones are among them."""
 
-    def hold() -> bool:
-        control.hold(version)
+    def hold(seconds: float = HOLD_SECONDS) -> bool:
+        control.hold(version, seconds)
         return True
 
     def let_go() -> bool:
