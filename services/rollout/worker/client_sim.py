@@ -152,7 +152,8 @@ class Session:
 
     async def _reply(self, kind: str, seconds: float) -> sim_pb2.SessionResponse:
         try:
-            reply = await asyncio.wait_for(self._replies.get(), seconds)
+            async with asyncio.timeout(seconds):  # Python 3.11's wait_for can swallow a cancellation
+                reply = await self._replies.get()
         except TimeoutError as error:
             raise Unavailable(f"simulator {self.address} did not answer within {seconds:.0f} s") from error
         if isinstance(reply, DvlaError):

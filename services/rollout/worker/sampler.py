@@ -20,6 +20,9 @@ from services.rollout.worker.turn import Outcome, Reset, Turn
 
 log = structlog.get_logger()
 
+ANSWER_SECONDS = 3.0
+"""How long an interrupted loop waits for the answer to its last request for jobs."""
+
 
 class SessionLike(Protocol):
     """What the loop needs of a simulator session."""
@@ -105,8 +108,17 @@ class Sampler:
 
     async def _take_jobs(self) -> None:
         free = self.session.slots - len(self.episodes)
-        if free and not self.draining.is_set():
-            self.jobs.extend(await self.desk.take_jobs(free, busy=bool(self.episodes)))
+        if not free or self.draining.is_set():
+            return
+        asking = asyncio.ensure_future(self.desk.take_jobs(free, busy=bool(self.episodes)))
+        try:
+            self.jobs.extend(await asyncio.shield(asking))
+        except asyncio.CancelledError:
+            # Some may have been granted already: hear which, so that they can be given back.
+            await asyncio.wait([asking], timeout=ANSWER_SECONDS)
+            if not asking.cancel() and not asking.cancelled() and not asking.exception():
+                self.jobs.extend(asking.result())
+            raise
 
     async def _resets(self) -> list[Reset]:
         """Give each new job a free slot. A job that cannot begin is void; the others go on."""

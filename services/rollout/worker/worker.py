@@ -106,7 +106,8 @@ class Worker:
             lasted = time.monotonic() - began > LONGEST_PAUSE_SECONDS
             pause = PAUSE_SECONDS if lasted else min(2 * pause, LONGEST_PAUSE_SECONDS)
             with suppress(TimeoutError):
-                await asyncio.wait_for(drain.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await drain.wait()
         del self._drains[key]
 
     async def _sample(self, client: SimClient, drain: asyncio.Event) -> None:

@@ -160,6 +160,7 @@ class ScriptedDesk:
             self.draining.set()
         jobs = [self.jobs.pop(0) for _ in range(min(self.rng.randint(1, count), len(self.jobs)))]
         self.granted += [job.key.group for job in jobs]
+        await pause(self.rng)  # granted, and the answer is on its way
         return jobs
 
     async def begin(self, job: store_pb2.Job) -> bytes:
