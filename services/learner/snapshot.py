@@ -45,7 +45,7 @@ class Staging:
     @torch.no_grad()
     def fill(self, state: Mapping[str, Tensor]) -> None:
         """Copy the state. On a GPU the copy is queued before all later work on the current stream."""
-        if self._home is not None and self._at_home(self._home, state):
+        if self._home is not None and at_home(self._home, self._layout, state):
             whole = torch.from_numpy(self.stage.buffer) if self._flat is None else self._flat
             _copy_flat(whole, self._home)
         elif any(_sharded(tensor) for tensor in state.values()):
@@ -66,11 +66,6 @@ class Staging:
             self._stream.synchronize()
         return self.stage.buffer
 
-    def _at_home(self, home: Tensor, state: Mapping[str, Tensor]) -> bool:
-        """Whether every tensor still lies where `gather_home` put it."""
-        start = home.data_ptr()
-        return all(state[t.name].data_ptr() == start + t.offset for t in self._layout.tensors if t.length)
-
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         return {
             t.name: flat[t.offset : t.offset + t.length].view(getattr(torch, t.dtype)).view(t.shape)
@@ -82,8 +77,8 @@ class Staging:
 def gather_home(policy: Policy, layout: Layout) -> Tensor | None:
     """Lay the policy's tensors side by side as the layout says; returns that memory, uint8 [layout.length].
 
-    The same Parameter objects with the same values, so an optimiser does not notice. None if a tensor is sharded or
-    is not the policy's own: then snapshots copy tensor by tensor.
+    The same Parameter objects with the same values, so an optimiser does not notice. None if a tensor is sharded, is
+    not the policy's own, or is remembered by the policy: then nothing moves, and snapshots copy tensor by tensor.
     """
     own = {
         **dict(policy.named_parameters(remove_duplicate=False)),
@@ -95,13 +90,24 @@ def gather_home(policy: Policy, layout: Layout) -> Tensor | None:
     if homeless or len(devices) != 1:
         return None
     flat = torch.zeros(layout.length, dtype=torch.uint8, device=devices.pop())
+    before = {name: own[name].data for name in state}
     for t in layout.tensors:
         place = flat[t.offset : t.offset + t.length].view(own[t.name].dtype).view(t.shape)
         place.copy_(own[t.name])
         own[t.name].data = place
     for name, target in layout.tied.items():
         own[name].data = own[target].data
+    if not at_home(flat, layout, policy.trainable_state()):  # it remembers its tensors: leave them where they were
+        for name, data in before.items():
+            own[name].data = data
+        return None
     return flat
+
+
+def at_home(home: Tensor, layout: Layout, state: Mapping[str, Tensor]) -> bool:
+    """Whether every tensor lies where `gather_home` put it."""
+    start = home.data_ptr()
+    return all(state[t.name].data_ptr() == start + t.offset for t in layout.tensors if t.length)
 
 
 def gathered(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
