@@ -3,7 +3,8 @@
 # waits until the learner has made some updates with all of them at work, restarts one simulator, and takes it down.
 # Root on Debian; needs no Docker and no image registry. About 15 minutes on two cores, most of it building.
 #
-#   deploy/check_compose.sh            everything; RECIPE=... and UPDATES=... (default 3) as environment
+#   deploy/check_compose.sh            everything; RECIPE=... and UPDATES=... (default 3) as environment, BUILT=1
+#                                      to check the images that are there
 #   deploy/check_compose.sh --keep     the same, but leave it running (then: deploy/check_compose.sh --down)
 #   deploy/check_compose.sh --down     take it down with its volumes
 set -euo pipefail
@@ -42,9 +43,16 @@ WORKDIR /data
 DOCKERFILE
 }
 
-# What `--scale sim=3 --scale rollout=2` does; podman-compose takes the flag for one service only.
+# What `--scale sim=3 --scale rollout=2` does; podman-compose takes the flag for one service only. And podman 4 knows
+# a tmpfs volume's size only as a quota of XFS.
 write_scale() {
-    printf 'services:\n  sim: { scale: 3 }\n  rollout: { scale: 2 }\n' >"$scratch/scale.yml"
+    cat >"$scratch/scale.yml" <<'YAML'
+services:
+  sim: { scale: 3 }
+  rollout: { scale: 2 }
+volumes:
+  shared: { driver_opts: { type: tmpfs, device: tmpfs, o: 'uid=10001,gid=10001,mode=0700' } }
+YAML
 }
 
 container() { podman ps -q --filter "label=com.docker.compose.project=$project" --filter "label=com.docker.compose.service=$1"; }
@@ -91,17 +99,22 @@ take_down() {
     say "taken down"
 }
 
-check() {
+build() {
     say "building the images"
-    compose --parallel 1 build store weights learner rollout sim >"$scratch/build.log" 2>&1 || { tail -n 40 "$scratch/build.log" >&2 && die 1 "build failed"; }
+    compose --parallel 1 build store weights learner rollout sim >"$scratch/build.log" 2>&1 ||
+        { tail -n 40 "$scratch/build.log" >&2 && die 1 "build failed"; }
+}
+
+check() {
+    [[ -n ${BUILT:-} ]] || build
     say "starting; demonstrations and warm start come first"
     compose up -d --no-build >"$scratch/up.log" 2>&1 || { tail -n 40 "$scratch/up.log" >&2 && die 1 "start failed"; }
-    wait_for 300 "3 sims, 2 rollout workers, store, weights and learner serve" all_serve
-    wait_for 120 "health checks pass" healthy
+    wait_for 900 "3 sims, 2 rollout workers, store, weights and learner serve" all_serve
+    wait_for 300 "health checks pass" healthy
     wait_for 900 "$updates updates trained" enough_updates
-    wait_for 120 "all three simulators work" all_sims_work
+    wait_for 300 "all three simulators work" all_sims_work
     kill -KILL "$(podman inspect --format '{{.State.Pid}}' "$(container sim | head -1)")"
-    wait_for 180 "the killed simulator is back and works" restarted_sim_works
+    wait_for 300 "the killed simulator is back and works" restarted_sim_works
     updates=$(($(trained) + 2))
     wait_for 600 "two more updates" enough_updates
     in_learner python /opt/dvla/status.py

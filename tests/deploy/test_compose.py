@@ -33,7 +33,7 @@ def test_variables_are_settings_of_the_role(role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_roles_can_be_scaled_and_are_not_published(role: str) -> None:
     assert not {"container_name", "ports", "hostname"} & SERVICES[role].keys()
-    assert "shared:/dev/shm" in SERVICES[role]["volumes"]
+    assert "shared:/dev/shm/dvla-10001" in SERVICES[role]["volumes"]
 
 
 def test_redis_keeps_what_it_accepted() -> None:
