@@ -1,10 +1,16 @@
 """What a rollout store can be told."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.config import RoleConfig
 from services.common.errors import ConfigError
+
+
+def redacted(url: str) -> str:
+    """The address without its password, for messages and status."""
+    return re.sub(r"(://[^:@/]*):[^@]*@", r"\1:***@", url)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +30,7 @@ class StoreConfig(RoleConfig):
         super().__post_init__()
         if not self.redis.startswith(("unix://", "redis://", "rediss://")):
             raise ConfigError(
-                f"redis = {self.redis!r}; expected unix:///path, redis://host:port/db or rediss://host:port/db"
+                f"redis = {redacted(self.redis)!r}; expected unix:///path, redis://host:port/db or rediss://host:port/db"
             )
         if not 0 < self.redis_patience_seconds <= 600:
             raise ConfigError(f"redis_patience_seconds = {self.redis_patience_seconds}; expected above 0, at most 600")

@@ -10,7 +10,7 @@ from services.common.errors import InvalidInput
 
 CHUNK_BYTES = 1024 * 1024
 RUNS_KEY = "dvla:runs"
-"""Set of the names of all runs, for sweeps."""
+"""Set of the names of the runs that replicas sweep: all that were opened, until there is nothing left to do."""
 WAKE_PATTERN = "dvla:{*}:wake"
 """Channels on which scripts say what changed in which run."""
 

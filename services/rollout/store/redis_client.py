@@ -20,6 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from services.common.errors import ConfigError, DvlaError, Exhausted, Unavailable, Unsupported
+from services.rollout.store.config import redacted
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -41,6 +42,7 @@ class RedisLink:
 
     def __init__(self, url: str, password: str = "", patience: float = 10.0, connections: int = 64) -> None:
         self.url = url
+        self.address = redacted(url)  # the only form that may be shown
         self._password = password
         self._patience = patience
         self.client = self.new_client(connections)
@@ -62,7 +64,7 @@ class RedisLink:
             )
         except ValueError as error:
             raise ConfigError(
-                f"redis = {self.url!r} is no address ({error}); expected unix:///path, redis://host:port or rediss://..."
+                f"redis = {self.address!r} is no address ({error}); expected unix:///path, redis://host:port or rediss://..."
             ) from error
         return Redis(connection_pool=pool)
 
@@ -76,7 +78,7 @@ class RedisLink:
         info = await self.retrying("connect", lambda: self.client.info())
         version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
         if version < OLDEST_REDIS:
-            raise Unsupported(f"Redis at {self.url} is {info['redis_version']}; expected 6.2 or newer, or Valkey")
+            raise Unsupported(f"Redis at {self.address} is {info['redis_version']}; expected 6.2 or newer, or Valkey")
         check_policy(str(info["maxmemory_policy"]))
 
     async def retrying(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
@@ -89,10 +91,12 @@ class RedisLink:
                     return await call()
             except _LOST as error:
                 if _unauthorised(error):
-                    raise ConfigError(f"Redis at {self.url} refused us: {error}; set redis_password_file") from error
+                    raise ConfigError(
+                        f"Redis at {self.address} refused us: {error}; set redis_password_file"
+                    ) from error
                 if time.monotonic() + pause > deadline:
                     raise Unavailable(
-                        f"Redis at {self.url} cannot be reached for {what}: {str(error) or 'no answer in time'}"
+                        f"Redis at {self.address} cannot be reached for {what}: {str(error) or 'no answer in time'}"
                     ) from error
                 log.debug("redis lost", what=what, error=repr(error))
             except exceptions.ResponseError as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import structlog
 from dvla.v1 import store_pb2, store_pb2_grpc
 
 from services.common.errors import DvlaError, NotFound
@@ -12,7 +13,13 @@ from services.rollout.store.machine import RolloutStore
 from services.rollout.store.redis_client import RedisLink
 from services.rollout.store.servicer import StoreServicer
 
+log = structlog.get_logger()
+
 REPORT_SECONDS = 2.0
+ALARM_SHARE = 0.01
+"""Share of jobs that fail for good above which the status carries an alarm."""
+ALARM_JOBS = 100
+"""Fewer jobs than this are taken for so many: one failure is no alarm."""
 
 
 class StoreServer:
@@ -35,7 +42,7 @@ class StoreServer:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.store.wakeups.listen())
             tasks.create_task(self.store.maintain())
-            tasks.create_task(self._report())
+            tasks.create_task(self._report_for_ever())
 
     async def stop(self) -> None:
         """Answer long polls, drain, disconnect."""
@@ -43,14 +50,18 @@ class StoreServer:
         await self._server.stop()
         await self.store.close()
 
-    async def _report(self) -> None:
+    async def report(self) -> None:
+        """Bring metrics and facts up to date."""
+        try:
+            for run in await self.store.runs():
+                await self._report_run(run)
+            self.telemetry.facts["redis"] = f"{self._link.address}: connected"
+        except DvlaError as error:
+            self.telemetry.facts["redis"] = str(error)
+
+    async def _report_for_ever(self) -> None:
         while True:
-            try:
-                for run in await self.store.runs():
-                    await self._report_run(run)
-                self.telemetry.facts["redis"] = f"{self._link.url}: connected"
-            except DvlaError as error:
-                self.telemetry.facts["redis"] = str(error)
+            await self.report()
             await asyncio.sleep(REPORT_SECONDS)
 
     async def _report_run(self, run: str) -> None:
@@ -62,6 +73,16 @@ class StoreServer:
         self.telemetry.update({f"{run}/{name}": float(getattr(stats, name)) for name in gauges})
         self.telemetry.update({f"{run}/{name}": float(value) for name, value in stats.counters.items()})
         self.telemetry.update({"redis_used_bytes": stats.redis_used, "redis_limit_bytes": stats.redis_limit})
+        self._alarm(run, stats.counters["accepted"], stats.counters["zeroed"] + stats.counters["discarded_failed"])
+
+    def _alarm(self, run: str, accepted: int, given_up: int) -> None:
+        fact = f"{run}/alarm"
+        if given_up <= ALARM_SHARE * max(accepted + given_up, ALARM_JOBS):
+            self.telemetry.facts.pop(fact, None)
+            return
+        if fact not in self.telemetry.facts:
+            log.error("many jobs were given up", run=run, given_up=given_up, accepted=accepted)
+        self.telemetry.facts[fact] = f"{given_up} jobs were given up after repeated failures, {accepted} were accepted"
 
 
 async def serve(config: StoreConfig) -> None:

@@ -42,7 +42,7 @@ class Upkeep(StoreBase):
                 log.warning("sweep failed; it is tried again", error=str(error))
 
     async def runs(self) -> list[str]:
-        """Names of all runs that were ever opened in this Redis."""
+        """Names of the runs that are not over yet."""
         names: Any = await self.link.retrying("listing runs", lambda: self.link.client.smembers(RUNS_KEY))
         return sorted(name.decode() for name in names)
 
@@ -50,9 +50,11 @@ class Upkeep(StoreBase):
         """Expire grants of silent workers, take abandoned uploads for garbage, delete garbage."""
         while True:
             try:
-                (garbage,) = await self.call("sweep", run, int(UPLOAD_SECONDS * 1000))
+                garbage, at_rest = await self.call("sweep", run, int(UPLOAD_SECONDS * 1000))
             except NotFound:
                 return  # named before it was opened
+            if at_rest:
+                await self.link.retrying("leaving a run", lambda: self.link.client.srem(RUNS_KEY, run))
             if not garbage:
                 return
             await delete_blobs(self.link, run, [blob.decode() for blob in garbage])

@@ -145,6 +145,21 @@ async def test_a_run_closed_after_its_last_update_keeps_no_bytes(open_run: OpenR
     assert (await run.next_jobs(update=1)).idle_reason == "finished"
 
 
+async def test_a_run_is_swept_until_nothing_is_left_to_do(open_run: OpenRun, clock: Clock) -> None:
+    run = await open_run(total_updates=1, groups_per_update=1, staleness=0)
+    await run.fill(1)
+    await run.trained(1, await run.leased())
+    await run.close()
+    await run.store.sweep(run.run)
+    assert run.run in await run.store.runs(), "bytes are kept until the checkpoint"
+    await run.ack(1)
+    clock.forward(2000)  # its workers leave
+    await run.store.sweep(run.run)
+    assert run.run not in await run.store.runs()
+    await run.open(floor=run.epoch)
+    assert run.run in await run.store.runs()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

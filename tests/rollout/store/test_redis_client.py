@@ -106,6 +106,15 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         RedisLink(url)
 
 
+async def test_a_password_in_the_address_is_never_shown(folder: Path) -> None:
+    link = RedisLink(f"unix://user:secret@{folder}/nobody.sock", patience=0.1)
+    with pytest.raises(Unavailable) as error:
+        await link.check()
+    assert "secret" not in str(error.value)
+    assert "user:***@" in str(error.value)
+    await link.close()
+
+
 async def test_passwords(start_redis: StartRedis) -> None:
     server = start_redis({"requirepass": "secret"})
     for password, accepted in (("secret", True), ("wrong", False), ("", False)):

@@ -163,6 +163,18 @@ async def test_an_upload_that_is_cut_off_counts_for_nothing(stub: Stub) -> None:
     assert not (await stub.Append(messages(job, b"whole"), timeout=10)).repeated
 
 
+async def test_many_failures_for_good_raise_an_alarm(server: StoreServer, stub: Stub) -> None:
+    run, _ = await open_run(stub, group_size=1, max_attempts=1)
+    for number, job in enumerate((await next_jobs(stub, run, 4)).jobs):
+        assert f"{run}/alarm" not in server.telemetry.facts
+        await stub.FailJob(s.FailJobRequest(key=job.key, reason="x"), timeout=10)
+        await server.report()
+        if number == 1:
+            break
+    assert server.telemetry.facts[f"{run}/alarm"].startswith("2 jobs were given up")
+    assert server.telemetry.metrics()[f"{run}/zeroed"] == 2
+
+
 async def test_background_work_ends_whenever_it_is_cancelled(redis_server: RedisServer, folder: Path) -> None:
     """Also while it connects: a driver that swallows the cancellation would keep the process alive for ever."""
     for attempt in range(25):

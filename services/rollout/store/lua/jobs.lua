@@ -1,7 +1,8 @@
 -- Jobs: who holds which, and what happens when nobody does any more.
 --
--- Fields of a unit's hash, per member: a attempt granted last, h worker that holds it, r request that granted it,
--- l attempt that failed last, f failures, x expiries, c accepted claim (empty: scores zero), b blob, z final failure.
+-- Fields of a unit's hash, per member: a attempt granted last, h worker that holds it, l attempt that failed last,
+-- f failures, x expiries, c accepted claim (empty: scores zero), b blob, z final failure. A worker's hash "w:<name>"
+-- has the jobs that it holds, each with the id of the request that granted it.
 -- An attempt whose grant expired stays acceptable until the next one is granted; a failed one does not.
 local MAX_EXPIRIES = 8 -- a start that ends its worker every time must not hold up the run for ever
 local LIFETIMES = 20 -- grant times after which even a renewed grant expires: its worker may not know of it
@@ -18,9 +19,9 @@ local function group_of(unit) return string.match(unit, '^g:(%d+)$') end
 local function unassign(unit, member)
   local job, worker = unit .. '|' .. member, call('HGET', P .. unit, 'h:' .. member)
   if worker then
-    call('SREM', P .. 'w:' .. worker, job)
+    call('HDEL', P .. 'w:' .. worker, job)
     call('ZREM', GRANTS, job)
-    call('HDEL', P .. unit, 'h:' .. member, 'r:' .. member)
+    call('HDEL', P .. unit, 'h:' .. member)
   end
 end
 
@@ -37,8 +38,8 @@ end
 local function assign(job, worker, request)
   local unit, member = split(job)
   local attempt = call('HINCRBY', P .. unit, 'a:' .. member, 1)
-  call('HSET', P .. unit, 'h:' .. member, worker, 'r:' .. member, request)
-  call('SADD', P .. 'w:' .. worker, job)
+  call('HSET', P .. unit, 'h:' .. member, worker)
+  call('HSET', P .. 'w:' .. worker, job, request)
   -- Longer with every attempt, so that an episode of any length gets through in the end.
   local lifetime = tonumber(M.grant_ms) * LIFETIMES * 2 ^ math.min(attempt - 1, 16)
   call('ZADD', GRANTS, int(now() + lifetime), job)
@@ -82,7 +83,7 @@ end
 local function expire()
   local silent = call('ZRANGEBYSCORE', WORKERS, '-inf', '(' .. int(now()))
   for _, worker in ipairs(silent) do
-    for _, job in ipairs(call('SMEMBERS', P .. 'w:' .. worker)) do release(job) end
+    for _, job in ipairs(call('HKEYS', P .. 'w:' .. worker)) do release(job) end
     call('ZREM', WORKERS, worker)
     call('ZREM', ARRIVALS, worker)
   end

@@ -26,9 +26,9 @@ local function grant(job)
 end
 
 -- The same request again: its reply was lost, so repeat it.
-for _, job in ipairs(call('SMEMBERS', P .. 'w:' .. worker)) do
-  local unit, member = split(job)
-  if call('HGET', P .. unit, 'r:' .. member) == request then grant(job) end
+local holds = call('HGETALL', P .. 'w:' .. worker)
+for i = 1, #holds, 2 do
+  if holds[i + 1] == request then grant(holds[i]) end
 end
 
 local reason = ''

@@ -2,4 +2,4 @@
 if not M.epoch then return { 'NO_RUN' } end
 expire()
 seen(ARGV[2])
-return { 'OK', call('SCARD', P .. 'w:' .. ARGV[2]) }
+return { 'OK', call('HLEN', P .. 'w:' .. ARGV[2]) }

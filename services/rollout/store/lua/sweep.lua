@@ -1,4 +1,5 @@
--- ARGV: 2 milliseconds that an upload may take. Expires what is due and names blobs that can be deleted.
+-- ARGV: 2 milliseconds that an upload may take. Expires what is due and names blobs that can be deleted; says 1 if
+-- nothing will be due any more.
 if not M.epoch then return { 'NO_RUN' } end
 expire()
 -- A blob is registered with 0 before its bytes are written; its time starts when a sweep first sees it.
@@ -10,4 +11,7 @@ for _, blob in ipairs(call('ZRANGEBYSCORE', PENDING, 1, now())) do
   call('SADD', GARBAGE, blob)
   count('orphans')
 end
-return { 'OK', call('SRANDMEMBER', GARBAGE, 256) }
+local garbage = call('SRANDMEMBER', GARBAGE, 256)
+local at_rest = M.finished == '1' and #garbage == 0
+for _, set in ipairs({ PENDING, EVICTABLE, GRANTS, WORKERS }) do at_rest = at_rest and call('ZCARD', set) == 0 end
+return { 'OK', garbage, at_rest and 1 or 0 }
