@@ -16,8 +16,8 @@ def run_evaluation(
 ) -> list[EpisodeResult]:
     """The results of all episodes, (task, seed) each, in their order. Failed ones are among them."""
 
-    def hold(seconds: float = HOLD_SECONDS) -> bool:
-        control.hold(version, seconds)
+    def hold() -> bool:
+        control.hold(version)
         return True
 
     def let_go() -> bool:
