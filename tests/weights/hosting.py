@@ -34,8 +34,8 @@ class Host:
         self._running: dict[str, tuple[WeightsServer, list[asyncio.Task[None]]]] = {}
 
     def start(self, name: str = "root", **settings: Any) -> str:
-        """Start a server; returns its address. It keeps its versions in a folder of its name on disk."""
-        address = f"unix:{self._folder}/{name}.sock"
+        """Start a server; returns its address, by default a socket. A folder of its name is its disk."""
+        address = str(settings.pop("listen", f"unix:{self._folder}/{name}.sock"))
         settings = {"durable_folder": str(self._folder / name), "drain_seconds": 0.5, **settings}
         shared = settings.pop("shared", str(self._folder / "shm"))
         config = WeightsConfig(listen=address, name=name, shared_folder=shared, **settings)
