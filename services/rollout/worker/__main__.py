@@ -1,68 +1,17 @@
 """Runs a rollout worker: `dvla rollout`."""
 
-import asyncio
 import sys
-import uuid
-
-import torch
 
 from services.common.config import role_app, run_app
-from services.common.errors import ConfigError
-from services.common.server import RoleServer, run_role, until_stopped
-from services.common.telemetry import Telemetry
-from services.rollout.worker.client_store import StoreClient
 from services.rollout.worker.config import RolloutConfig
-from services.rollout.worker.policy_runner import PolicyRunner
-from services.rollout.worker.receiving import Receiver
-from services.rollout.worker.worker import Worker
-
-
-async def serve(config: RolloutConfig) -> None:
-    """Wire a worker, run it until SIGTERM or its end, and give its jobs back."""
-    name = config.replica("rollout")
-    telemetry = Telemetry("rollout", name)
-    telemetry.lane("sampling", "weights")  # until the run is open and its first weights are here
-    server = RoleServer(config, telemetry)
-    await server.start(serving=False)
-    # Unique for each process: a restarted worker must not look like its predecessor.
-    store = StoreClient(config.store, config.security(), config.run, f"{name}-{uuid.uuid4().hex[:8]}")
-    runner = PolicyRunner(telemetry, config.max_batch, config.threads, config.device)
-    try:
-        await until_stopped(_work(config, server, telemetry, store, runner))
-    finally:
-        await server.stop()
-        await store.close()
-        runner.close()
-
-
-async def _work(
-    config: RolloutConfig, server: RoleServer, telemetry: Telemetry, store: StoreClient, runner: PolicyRunner
-) -> None:
-    spec = await store.run_spec()
-    receiver = Receiver(
-        config.weights,
-        config.security(),
-        spec.model,
-        runner,
-        telemetry,
-        config.device,
-        config.spare_policy,
-        config.shared_folder,
-    )
-    receiver.start()
-    try:
-        await receiver.first()
-        await server.serving(True)
-        await Worker(config, telemetry, store, runner, receiver, spec).run()
-    finally:
-        await asyncio.to_thread(receiver.close)
 
 
 def run(config: RolloutConfig) -> None:
-    """Run until stopped."""
-    torch.set_num_threads(config.threads)
-    if config.device != "cpu" and not torch.cuda.is_available():
-        raise ConfigError(f"device = {config.device!r}, but torch finds no GPU here; use --device cpu or a CUDA build")
+    """Run until stopped. torch is imported only here, so that --help and a bad setting answer at once."""
+    from services.common.server import run_role
+    from services.rollout.worker.server import prepare, serve
+
+    prepare(config)
     run_role(lambda: serve(config), config)
 
 
