@@ -73,9 +73,21 @@ class Ledger:
 
         def call() -> None:
             self._store.ack(epoch, update)
-            self._consumed.acked(update)
+            self._consumed.confirm_ack(update)
 
         self._entries.put(Entry(epoch, call, f"ack {update}"))
+
+    def restate(self, epoch: int, update: int, groups: Sequence[int]) -> None:
+        """Say once more, in a run that was just opened, which groups made an earlier update: word of it may be lost."""
+
+        def call() -> None:
+            try:
+                self._store.trained(epoch, update, groups)
+            except InvalidInput as error:
+                # It even forgot that they were leased. It will offer them again; then they are settled one by one.
+                log.info("update not restated", update=update, reason=str(error))
+
+        self._entries.put(Entry(epoch, call, f"restate {update}"))
 
     def settle(self, epoch: int, update: int, group: int) -> None:
         """The store offers a group that made this update already: record that, so that it is not trained twice."""

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import structlog
 
@@ -57,11 +58,15 @@ class Session:
 
 
 class Consumed:
-    """Groups by the update that trained them, as far as the store may offer them again. Thread-safe."""
+    """Groups by the update that trained them, as far as the store may offer them again. Thread-safe.
 
-    def __init__(self, updates: Mapping[int, Sequence[int]] | None = None) -> None:
+    acked: update of the last confirmed ack.
+    """
+
+    def __init__(self, updates: Mapping[int, Sequence[int]] | None = None, acked: int = 0) -> None:
         self._lock = threading.Lock()
         self._updates = {update: tuple(groups) for update, groups in (updates or {}).items()}
+        self._acked = acked
 
     def add(self, update: int, groups: Sequence[int]) -> None:
         """Update number `update` trained these groups."""
@@ -73,23 +78,30 @@ class Consumed:
         with self._lock:
             return next((update for update, groups in self._updates.items() if group in groups), None)
 
-    def acked(self, update: int) -> None:
-        """A durable checkpoint of `update` was acked: forget what is far behind it."""
+    def unconfirmed(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Updates since the last confirmed ack, with their groups: the store may not have heard of them."""
         with self._lock:
+            return sorted((update, groups) for update, groups in self._updates.items() if update > self._acked)
+
+    def confirm_ack(self, update: int) -> None:
+        """The store confirmed the ack of a durable checkpoint of `update`: forget what is far behind it."""
+        with self._lock:
+            self._acked = max(self._acked, update)
             horizon = update - REMEMBERED_UPDATES
             self._updates = {number: groups for number, groups in self._updates.items() if number > horizon}
 
     def copy(self) -> "Consumed":
         """As it is now, for a checkpoint."""
         with self._lock:
-            return Consumed(self._updates)
+            return Consumed(self._updates, self._acked)
 
-    def to_json(self) -> dict[str, list[int]]:
+    def to_json(self) -> dict[str, Any]:
         """For a checkpoint."""
         with self._lock:
-            return {str(update): list(groups) for update, groups in self._updates.items()}
+            groups = {str(update): list(groups) for update, groups in self._updates.items()}
+            return {"acked": self._acked, "groups": groups}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Sequence[int]]) -> "Consumed":
+    def from_json(cls, data: Mapping[str, Any]) -> "Consumed":
         """The inverse of `to_json`."""
-        return cls({int(update): tuple(groups) for update, groups in data.items()})
+        return cls({int(update): tuple(groups) for update, groups in data["groups"].items()}, int(data["acked"]))

@@ -70,6 +70,8 @@ class Upkeep:
             state.lineage = state.lineage.continued(opened.epoch, state.update)
             self.publish()
             self.wait_published()
+        for update, groups in state.consumed.unconfirmed():
+            lanes.ledger.restate(opened.epoch, update, groups)
         if lanes.checkpointer.newest is not None:
             lanes.ledger.ack(opened.epoch, lanes.checkpointer.newest.update)
         self.waiting.restart()

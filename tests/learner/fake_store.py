@@ -45,6 +45,7 @@ class FakeStore(store_pb2_grpc.StoreServiceServicer):
         self.address, self._produce = address, produce
         self.record: RunRecord | None = None
         self.paused = False
+        self.lose_leases = 0
         self.calls: list[str] = []
         self.counters: dict[str, int] = {"accepted": 0, "accepted_steps": 0}
         self.sums: dict[str, float] = {"accepted_success": 0.0, "accepted_length": 0.0}
@@ -125,6 +126,9 @@ class FakeStore(store_pb2_grpc.StoreServiceServicer):
         given = wanted[: request.count]
         record.leased |= {group for group in given if group in record.live}
         record.delivered |= set(given)
+        if given and self.lose_leases:
+            self.lose_leases -= 1
+            _abort(context, CODES.UNAVAILABLE, "the reply was lost")
         return store_pb2.LeaseResponse(groups=[self._group(record, group) for group in given])
 
     def Fetch(self, request: store_pb2.FetchClaimsRequest, context: Context) -> Iterator[store_pb2.FetchClaimsResponse]:

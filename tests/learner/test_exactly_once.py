@@ -16,6 +16,7 @@ DEATHS = [
     ("lease", 2),
     ("trained", 1),
     ("trained", 3),
+    ("trained", 4),
     ("checkpoint", 1),
     ("checkpoint", 2),
     ("ack", 1),

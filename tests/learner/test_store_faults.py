@@ -108,7 +108,15 @@ def test_a_store_outage_only_delays(make_bench: Make) -> None:
         thread.join(60)
     bench.assert_exactly_once()
     assert bench.progress.state == "finished"
-    assert {version.epoch for version in bench.weights.sealed} == {1}
+
+
+def test_groups_whose_lease_reply_was_lost_come_again_in_order(make_bench: Make) -> None:
+    """The store took them for leased and the learner never saw them: they must not be stuck, nor be overtaken."""
+    bench = make_bench(updates=6)
+    bench.store.lose_leases = 2
+    assert bench.run()
+    bench.assert_exactly_once()
+    assert [group for groups in bench.surviving().values() for group in groups] == list(range(1, 13))
 
 
 def test_an_empty_redis_is_opened_again_with_a_higher_epoch(make_bench: Make) -> None:
