@@ -37,6 +37,9 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),  # two servers on one port is an error, not load balancing
 )
 
+CANCEL_SECONDS = 20.0
+"""Time that a background task gets to end once it is cancelled."""
+
 _open: "set[RoleServer]" = set()
 
 
@@ -170,15 +173,16 @@ async def until_stopped(*tasks: Awaitable[Any]) -> None:
         loop.add_signal_handler(sig, stop.set)
     waiter = asyncio.ensure_future(stop.wait())
     running = [asyncio.ensure_future(task) for task in tasks]
-    done, _ = await asyncio.wait([waiter, *running], return_when=asyncio.FIRST_COMPLETED)
-    for task in [waiter, *running]:
-        task.cancel()
-    ends = await asyncio.gather(waiter, *running, return_exceptions=True)
+    done, pending = await asyncio.wait([waiter, *running], return_when=asyncio.FIRST_COMPLETED)
+    while pending:  # again: on Python 3.11 a library's wait_for can swallow a cancellation
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_SECONDS)
     for task in done - {waiter}:
         task.result()
-    for end in ends:
-        if isinstance(end, Exception):
-            log.error("failed while stopping", exc_info=end)
+    for task in running:
+        if not task.cancelled() and task.exception() is not None:
+            log.error("failed while stopping", exc_info=task.exception())
 
 
 def run_role(main: Callable[[], Awaitable[None]], config: RoleConfig) -> None:

@@ -80,8 +80,9 @@ class PolicySink(TensorSink):
 class InPlaceSink(TensorSink):
     """Loads versions into the one policy that samples, for models of which no second one fits.
 
-    Verified where they came from, copied while `pause` holds sampling, verified again where they are. A policy that
-    fails then is damaged: `poison` must keep it from being used until a version is loaded into it without failure.
+    Verified where they came from; then, while `pause` holds sampling, copied, verified again where they are, and
+    delivered, so that no call takes new weights for the old version. A policy that fails then is damaged: `poison`
+    must keep it from being used until a version is loaded into it without failure.
     """
 
     def __init__(
@@ -119,7 +120,6 @@ class InPlaceSink(TensorSink):
         if self._loaded != manifest:
             super().finish()
             self._load(manifest, self._buffer)
-        self._deliver(manifest, self._acquire(manifest))
 
     def begin(self, manifest: Manifest) -> bool:
         """Forget what was loaded before."""
@@ -127,7 +127,8 @@ class InPlaceSink(TensorSink):
         return super().begin(manifest)
 
     def _load(self, manifest: Manifest, source: Bytes) -> None:
-        state = fitting_state(self._acquire(manifest), manifest)
+        policy = self._acquire(manifest)
+        state = fitting_state(policy, manifest)
         with self._pause(), torch.no_grad():
             for tensor in manifest.layout.tensors:
                 own = state[tensor.name]
@@ -137,10 +138,11 @@ class InPlaceSink(TensorSink):
                 else:
                     own.copy_(torch.from_numpy(raw.copy()).view(own.dtype).view(own.shape))
             copy_ties(state, manifest.layout)
-        for tensor, expected in zip(manifest.layout.tensors, manifest.hashes, strict=True):
-            if digest(raw_bytes(state[tensor.name].detach().contiguous().cpu())) != expected:
-                self._poison(f"tensor {tensor} of version {manifest.version} is damaged")
-                raise InvalidInput(f"tensor {tensor} of version {manifest.version} was damaged while it was loaded")
+            for tensor, expected in zip(manifest.layout.tensors, manifest.hashes, strict=True):
+                if digest(raw_bytes(state[tensor.name].detach().contiguous().cpu())) != expected:
+                    self._poison(f"tensor {tensor} of version {manifest.version} is damaged")
+                    raise InvalidInput(f"tensor {tensor} of version {manifest.version} was damaged while it was loaded")
+            self._deliver(manifest, policy)
         self._loaded = manifest
 
 

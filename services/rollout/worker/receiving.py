@@ -47,7 +47,7 @@ class Receiver:
         self.sink = (
             PolicySink(self._take_spare, self._deliver, self._loading)
             if spare
-            else InPlaceSink(self._take_live, self._deliver, runner.paused, runner.poison)
+            else InPlaceSink(self._take_live, self._deliver, self._pause, runner.poison)
         )
         self._follower = Follower(address, model, self.sink, reader=telemetry.name, security=security, folder=folder)
 
@@ -67,6 +67,12 @@ class Receiver:
     @contextmanager
     def _loading(self) -> Iterator[None]:
         with self._lane.during(BUSY), self._writing:
+            yield
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        """Nobody samples with the live policy, and nobody copies it."""
+        with self._loading(), self._runner.paused():
             yield
 
     def _take_spare(self, manifest: Manifest) -> Policy:

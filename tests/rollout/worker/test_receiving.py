@@ -12,8 +12,9 @@ import torch
 
 from services.common import bundle
 from services.common.bundle import Manifest, Version
-from services.common.errors import ConfigError, DvlaError, InvalidInput
+from services.common.errors import ConfigError, DvlaError, InvalidInput, Unavailable
 from services.common.security import Security
+from services.common.spec import Array
 from services.common.telemetry import BUSY, Telemetry
 from services.policies.base import Policy
 from services.policies.config import PolicyConfig
@@ -164,6 +165,41 @@ async def test_without_a_spare_policy_sampling_pauses_for_the_copy_only() -> Non
         await asyncio.to_thread(writer.join, 10)
         assert setup.live() is live
         assert setup.runner.version == (1, 3)
+    finally:
+        setup.runner.close()
+
+
+async def test_weights_loaded_in_place_never_act_under_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check after the copy takes its time; a call that comes in meanwhile must wait for the new name."""
+    setup = Setup(spare=False)
+    row = Row({"state": np.zeros(3, np.float32)}, "go", "k", "eval")
+    try:
+        expected = {}
+        for update in (0, 1):
+            receive(setup.receiver, *sealed(Version(1, update), seed=update))
+            expected[update] = (await setup.runner.act([row]))[0].action
+        copied, go_on = threading.Event(), threading.Event()
+
+        def slow(array: Array) -> int:
+            copied.set()
+            assert go_on.wait(20)
+            return bundle.digest(array)
+
+        monkeypatch.setattr("services.rollout.worker.loading.digest", slow)
+        monkeypatch.setattr("services.common.client_fetch.PATIENCE_SECONDS", 0.1)
+        writer = threading.Thread(target=receive, args=(setup.receiver, *sealed(Version(1, 2), seed=0)))
+        writer.start()
+        assert await asyncio.to_thread(copied.wait, 20)
+        acting = asyncio.create_task(setup.runner.act([row]))
+        pinning = asyncio.create_task(setup.receiver.pin((1, 1)))
+        await asyncio.sleep(0.05)
+        go_on.set()
+        await asyncio.to_thread(writer.join, 20)
+        [chunk] = await acting
+        assert chunk.version == (1, 2)
+        np.testing.assert_array_equal(chunk.action, expected[0])
+        with pytest.raises(Unavailable):  # overwritten here, so only the server could have it
+            await pinning
     finally:
         setup.runner.close()
 

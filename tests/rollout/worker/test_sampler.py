@@ -69,7 +69,7 @@ async def interrupt(s: Stage, ticks: int) -> bool:
 
 
 @given(scripts=scripts, slots=st.integers(1, 3), seed=st.integers(0, 10**6))
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_no_job_is_forgotten_at_whatever_await_the_loop_is_cancelled(
     scripts: list[Script], slots: int, seed: int
 ) -> None:
