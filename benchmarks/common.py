@@ -3,7 +3,9 @@
 import json
 import os
 import platform
+import signal
 import statistics
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -57,6 +59,11 @@ class Report:
         if path is not None:
             text = json.dumps({"name": self.name, "machine": machine(), "rows": [asdict(row) for row in self.rows]})
             path.write_text(text + "\n")
+
+
+def end_in_order() -> None:
+    """Let SIGTERM unwind like an exit, so that files in shared memory are removed and children end."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def line(row: Row) -> str:

@@ -102,7 +102,7 @@ def weights_server(
             wait_ready(address)
         else:
             probe = [*where, sys.executable, "-m", "benchmarks.weight_hosts", address]
-            subprocess.run(probe, cwd=ROOT, check=True, timeout=60)
+            subprocess.run(probe, cwd=ROOT, check=True, timeout=150)
         yield server
     finally:
         server.terminate()
@@ -117,7 +117,7 @@ def wait_ready(address: str) -> None:
     """Until a weights server answers there."""
     with open_channel(address) as channel:
         stub = weights_pb2_grpc.WeightsServiceStub(channel)
-        stub.ListVersions(weights_pb2.ListVersionsRequest(), timeout=30, wait_for_ready=True)
+        stub.ListVersions(weights_pb2.ListVersionsRequest(), timeout=120, wait_for_ready=True)
 
 
 class Namespaces:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import Report
+from benchmarks.common import Report, end_in_order
 from benchmarks.weight_hosts import Child, children, shared_memory, short_folder, weights_server
 from services.common import bundle
 from services.common.bundle import Layout, Version, plan
@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full size, to try it out")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    end_in_order()
     configure_logging("warning")
     report = Report("large versions")
     for name in given.part:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import QUIET, Report, busy_cores, machine, ratio
+from benchmarks.common import QUIET, Report, busy_cores, end_in_order, machine, ratio
 from benchmarks.weight_hosts import Child, Namespaces, children, shared_memory, short_folder, weights_server
 from benchmarks.weight_parts import deltas, pauses
 from services.common import bundle
@@ -318,6 +318,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all rows to this file")
     parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS), help="only these parts")
     given = parser.parse_args()
+    end_in_order()
     torch.set_num_threads(1)
     configure_logging("warning")
     chosen = (

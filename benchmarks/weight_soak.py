@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common import end_in_order
 from benchmarks.weight_hosts import ROOT, shared_memory, short_folder, wait_ready
 from services.common.bundle import Manifest, Version, bundle, verify, views
 from services.common.errors import DvlaError, Exhausted
@@ -269,6 +270,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    end_in_order()
     outcome = soak(given.publishes, given.rate, given.readers, given.seed)
     print(
         f"{outcome.sealed} versions sealed, {outcome.applied} applied and checked, in {outcome.seconds:.0f} s; "

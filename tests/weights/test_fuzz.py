@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from services.common.bundle import DTYPES, Version
 from services.common.bundle_wire import manifest_from_proto, manifest_to_proto
 from services.common.channels import open_channel
+from services.common.delta import ENCODING
 from services.common.errors import InvalidInput
 from services.common.weights_client import WeightPublisher, fetch_once
 from tests.weights.hosting import Host, check_stamp, stamped, stub_of
@@ -54,7 +55,7 @@ BEGINS = st.builds(
     weights_pb2.PublishBegin,
     manifest=MANIFESTS | st.just(PLAIN_MANIFEST),
     shm=st.none() | EXTENTS,
-    delta=st.none() | st.builds(weights_pb2.Delta, length=U64),
+    delta=st.none() | st.builds(weights_pb2.Delta, base=VERSIONS, encoding=st.just(ENCODING) | TEXT, length=U64),
 )
 PUBLISHES = st.lists(
     st.builds(weights_pb2.PublishRequest, begin=BEGINS) | st.builds(weights_pb2.PublishRequest, frame=FRAMES),
@@ -65,6 +66,7 @@ FETCHES = st.builds(
     model=TEXT,
     version=st.none() | VERSIONS,
     offset=U64,
+    have=st.none() | VERSIONS,
     locality=st.builds(
         common_pb2.Locality, boot_id=TEXT, probe_file=TEXT, transports=st.lists(st.integers(0, 9), max_size=3)
     ),
