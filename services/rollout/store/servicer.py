@@ -53,7 +53,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
 
     async def NextJobs(self, request: store_pb2.NextJobsRequest, context: Context) -> store_pb2.NextJobsResponse:
         """Grant jobs."""
-        return await self._store.next_jobs(request)
+        return await self._store.next_jobs(request, request.request_id)
 
     async def Renew(self, request: store_pb2.RenewRequest, context: Context) -> store_pb2.RenewResponse:
         """Keep grants alive."""

@@ -46,10 +46,13 @@ class StoreClient:
                 await asyncio.sleep(WAIT_SECONDS)
 
     async def next_jobs(
-        self, version: tuple[int, int] | None, count: int, wait_seconds: float
+        self, version: tuple[int, int] | None, count: int, wait_seconds: float, request_id: str = ""
     ) -> store_pb2.NextJobsResponse:
-        """Up to `count` jobs for a worker that holds `version`. Raises Unavailable while the store is away."""
-        request = store_pb2.NextJobsRequest(run=self.run, worker=self.worker, count=count, wait_seconds=wait_seconds)
+        """Up to `count` jobs for a worker that holds `version`. Raises Unavailable while the store is away: call
+        again with the same request_id, so that jobs granted in a lost reply come after all."""
+        request = store_pb2.NextJobsRequest(
+            run=self.run, worker=self.worker, count=count, wait_seconds=wait_seconds, request_id=request_id
+        )
         if version is not None:
             request.version.epoch, request.version.update = version
         with translated(f"store {self._address}"):

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import time
+import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -33,6 +34,17 @@ GIVE_BACK_SECONDS = 5.0
 """Time for handing in or giving back what is in flight when a session or the worker ends."""
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 2.0
 """Between sessions on a simulator that is away, full or misbehaves: doubled each time, unless a session lasted."""
+
+
+@dataclass
+class Asking:
+    """One session's request for jobs, the same until it is answered: a session never has fewer free slots then."""
+
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def answered(self) -> None:
+        """The next one is another request."""
+        self.request_id = uuid.uuid4().hex
 
 
 @dataclass
@@ -156,10 +168,11 @@ class Worker:
                 f"it offers {[tensor.name for tensor in spec.observation]}"
             )
 
-    async def take_jobs(self, count: int, wait_seconds: float) -> list[store_pb2.Job]:
+    async def take_jobs(self, count: int, wait_seconds: float, asking: Asking) -> list[store_pb2.Job]:
         """Jobs for free slots; also learns this worker's place and, when idle, why."""
         try:
-            reply = await self.store.next_jobs(self.policy.version, count, wait_seconds)
+            reply = await self.store.next_jobs(self.policy.version, count, wait_seconds, asking.request_id)
+            asking.answered()
         except (Unavailable, NotFound) as error:  # NotFound: Redis lost the run; the learner will open it again
             log.warning("no jobs", reason=str(error))
             self.idle_reason = "store"
@@ -216,11 +229,12 @@ class _SessionDesk:
     session: Session
     spec: SimSpec
     number: int
+    asking: Asking = field(default_factory=Asking)
 
     async def take_jobs(self, count: int, busy: bool) -> list[store_pb2.Job]:
         if not busy:
             self.worker.sampling(self.number, False)
-        jobs = await self.worker.take_jobs(count, 0.0 if busy else JOB_WAIT_SECONDS)
+        jobs = await self.worker.take_jobs(count, 0.0 if busy else JOB_WAIT_SECONDS, self.asking)
         if jobs or busy:
             self.worker.sampling(self.number, True)
         return jobs

@@ -21,7 +21,7 @@ from services.common.trajectory import instruction_text, validate
 from services.common.wire import spec_to_proto
 from services.rollout.worker import worker as worker_module
 from services.rollout.worker.policy_runner import PolicyRunner
-from services.rollout.worker.worker import Worker
+from services.rollout.worker.worker import Asking, Worker
 from services.sim.toy import ToySim
 from tests.rollout.worker.plant import Plant, plant, until
 
@@ -265,11 +265,15 @@ class QuietStore:
     def __init__(self, answer: store_pb2.NextJobsResponse | Exception) -> None:
         self.answer = answer
         self.worker = "w"
+        self.asked: list[str] = []
 
     async def set_start(self, group: int, start: bytes) -> bytes:
         return start
 
-    async def next_jobs(self, version: Any, count: int, wait_seconds: float) -> store_pb2.NextJobsResponse:
+    async def next_jobs(
+        self, version: Any, count: int, wait_seconds: float, request_id: str = ""
+    ) -> store_pb2.NextJobsResponse:
+        self.asked.append(request_id)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -293,12 +297,12 @@ def alone(answer: store_pb2.NextJobsResponse | Exception, runner: PolicyRunner, 
 async def test_a_finished_run_is_asked_for_at_leisure(runner: PolicyRunner, folder: Path) -> None:
     finished = store_pb2.NextJobsResponse(idle_reason="finished", index=0, live_workers=1)
     worker = alone(finished, runner, folder)
-    asking = asyncio.create_task(worker.take_jobs(4, 3600.0))
+    asking = asyncio.create_task(worker.take_jobs(4, 3600.0, Asking()))
     await asyncio.sleep(0.05)
     assert not asking.done()  # the store answers at once, so it is we who wait
     assert worker.idle_reason == "finished"
     asking.cancel()
-    assert await worker.take_jobs(4, 0.0) == []  # but never while episodes run
+    assert await worker.take_jobs(4, 0.0, Asking()) == []  # but never while episodes run
 
 
 @pytest.mark.parametrize("error", [Unavailable("store: connection refused"), NotFound("no run 'r'")])
@@ -306,14 +310,27 @@ async def test_a_store_that_is_away_or_has_lost_the_run_is_waited_for(
     runner: PolicyRunner, folder: Path, error: Exception
 ) -> None:
     worker = alone(error, runner, folder)
-    assert await worker.take_jobs(4, 1.0) == []
+    assert await worker.take_jobs(4, 1.0, Asking()) == []
     assert worker.idle_reason == "store"
+
+
+async def test_an_unanswered_request_for_jobs_is_repeated_as_the_same_request(
+    runner: PolicyRunner, folder: Path
+) -> None:
+    worker, asking = alone(Unavailable("reply lost"), runner, folder), Asking()
+    store: Any = worker.store
+    await worker.take_jobs(4, 0.0, asking)
+    store.answer = store_pb2.NextJobsResponse(idle_reason="admission")
+    await worker.take_jobs(4, 0.0, asking)
+    await worker.take_jobs(4, 0.0, asking)
+    first, repeated, next_one = store.asked
+    assert first == repeated != next_one
 
 
 async def test_the_sampling_lane_says_what_it_waits_for(runner: PolicyRunner, folder: Path) -> None:
     worker = alone(store_pb2.NextJobsResponse(idle_reason="admission"), runner, folder)
     assert set(worker.telemetry.lane("sampling").seconds()) == {"start", "sim"}
-    await worker.take_jobs(1, 0.0)
+    await worker.take_jobs(1, 0.0, Asking())
     worker.sampling(1, False)
     worker.sampling(2, True)
     worker.sampling(1, True)

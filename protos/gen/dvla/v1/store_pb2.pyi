@@ -346,6 +346,7 @@ class NextJobsRequest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Run name."""
     worker: _builtins.str
@@ -354,6 +355,10 @@ class NextJobsRequest(_message.Message):
     """Jobs wanted."""
     wait_seconds: _builtins.float
     """How long to wait for the first."""
+    request_id: _builtins.str
+    """The caller's id of this call. A worker that repeats a call whose reply it lost gives the same id and gets the
+    same jobs. Empty: the call is not repeated.
+    """
     @_builtins.property
     def version(self) -> _common_pb2.Version:
         """Version of the weights the worker holds; unset before the first."""
@@ -366,10 +371,11 @@ class NextJobsRequest(_message.Message):
         version: _common_pb2.Version | None = ...,
         count: _builtins.int = ...,
         wait_seconds: _builtins.float = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "run", b"run", "version", b"version", "wait_seconds", b"wait_seconds", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "request_id", b"request_id", "run", b"run", "version", b"version", "wait_seconds", b"wait_seconds", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
