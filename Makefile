@@ -5,6 +5,7 @@
 
 RECIPE ?= recipes/pushcube.toml
 ARGS ?=
+BENCH ?= simulator
 WORKERS ?= 2
 
 BIN := .venv/bin
@@ -39,8 +40,8 @@ check: setup ## lint, format, types, proto drift and proto lint
 protos: setup ## generate protos/gen from the .proto files
 	@bash protos/generate.sh
 
-bench: setup ## measure this machine: ARGS=flags of `dvla bench`
-	@$(BIN)/dvla bench $(ARGS)
+bench: setup ## measure this machine: BENCH=simulator or weight_plane, ARGS=its flags
+	@$(BIN)/python -m benchmarks.$(BENCH) $(ARGS)
 
 check-compose: ## build and run docker-compose.yml for real with podman (as root, Debian)
 	@bash deploy/check_compose.sh
