@@ -27,8 +27,7 @@ class TinyOft(TinyPolicy):
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__(config)
         width = config.shape.width
-        # Small, or the queries drown what they read of the prefix: 0.2 cloned far better than 1.0.
-        self.queries = nn.Parameter(0.2 * torch.randn(config.chunk * config.action_dim, width))
+        self.queries = nn.Parameter(torch.randn(config.chunk * config.action_dim, width))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, BINS)
         edges = torch.linspace(-1.0, 1.0, BINS + 1)
