@@ -173,8 +173,7 @@ def test_a_starved_learner_says_so_and_gives_up_when_told(make_bench: Make) -> N
     bench = make_bench(starved_seconds=0.2, give_up_seconds=1.0)
     bench.store.paused = True
     with running(bench) as thread:
-        until(lambda: bench.progress.state == "starved")
-        assert "without a group" in bench.telemetry.facts["starved"]
+        until(lambda: "without a group" in bench.telemetry.facts.get("starved", ""))
         thread.join(60)
     assert "no group for" in str(bench.error)
 
