@@ -48,7 +48,10 @@ def test_without_noise_the_sde_is_the_ode() -> None:
 
 
 def test_gaussian_log_prob_agrees_with_torch() -> None:
-    value, mean, std = torch.randn(3, 50), torch.randn(3, 50), torch.rand(3, 50) + 0.1
+    draw = torch.Generator().manual_seed(0)
+    value, mean = (torch.randn(3, 50, dtype=torch.float64, generator=draw) for _ in range(2))
+    std = torch.rand(3, 50, dtype=torch.float64, generator=draw) + 0.1
+    value, mean, std = value.float(), mean.float(), std.float()
     assert torch.allclose(gaussian_log_prob(value, mean, std), torch.distributions.Normal(mean, std).log_prob(value))
 
 
