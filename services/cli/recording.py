@@ -89,12 +89,7 @@ class RecordingSession:
         """One turn; returns the reply and its tensors."""
         self._requests.put(sim_pb2.SessionRequest(advance=turn))
         reply = self._receive().advanced
-        if reply.payload.WhichOneof("location") != "frames":
-            return reply, codec.decode(reply.payload)
-        assembler = codec.Assembler(reply.payload, PAYLOAD_LIMIT)
-        while not assembler.add(self._receive().frame):
-            pass
-        return reply, codec.decode(reply.payload, assembler.buffer)
+        return reply, codec.receive(reply.payload, lambda: self._receive().frame, PAYLOAD_LIMIT)
 
     def _open(self, opening: sim_pb2.OpenSession) -> None:
         deadline = time.monotonic() + WAIT_SECONDS

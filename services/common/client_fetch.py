@@ -16,12 +16,12 @@ from services.common.bundle import Manifest, Version
 from services.common.bundle_wire import manifest_from_proto, version_from_proto, version_to_proto
 from services.common.channels import CALL_SECONDS, open_channel, translated
 from services.common.delta import ENCODING, MAX_BYTES
-from services.common.errors import ConfigError, DvlaError, InvalidInput, NotFound, Unavailable
+from services.common.errors import ConfigError, InvalidInput, NotFound, Unavailable
 from services.common.flatfile import FlatFile, Mappings, shared_folder
 from services.common.frame_wire import decode_fetch
 from services.common.process import boot_id
 from services.common.security import Security
-from services.common.sinks import BufferSink, Sink
+from services.common.sinks import BufferSink, Sink, TensorSink
 
 STREAM_SECONDS = 30.0
 """Deadline of one Fetch stream; a longer transfer goes on in the next one."""
@@ -228,14 +228,28 @@ def fetch_once(
     folder: str = "",
 ) -> tuple[Manifest, npt.NDArray[np.uint8]]:
     """One verified version, by default the newest: manifest and uint8 [length]. For raises see `Source.fetch`."""
-    source, sink = Source(address, model, security, folder), BufferSink()
+    sink = BufferSink()
+    return fetch_into(sink, address, model, version, security=security, folder=folder), sink.buffer
+
+
+def fetch_into(
+    sink: TensorSink,
+    address: str,
+    model: str,
+    version: Version | None = None,
+    *,
+    security: Security | None = None,
+    folder: str = "",
+) -> Manifest:
+    """Bring one version, by default the newest, into a sink; returns its manifest. For raises see `Source.fetch`."""
+    source = Source(address, model, security, folder)
     try:
         source.fetch(version, sink)
     finally:
         source.close()
     if sink.manifest is None:
-        raise DvlaError(f"weights server {address} sent no manifest")
-    return sink.manifest, sink.buffer
+        raise InvalidInput(f"weights server {address} sent no manifest")
+    return sink.manifest
 
 
 def optional_folder(folder: str) -> Path | None:

@@ -3,7 +3,7 @@
 The header is a list of `TensorMeta`; the bytes can lie in a message, in frames or in shared memory.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -116,7 +116,6 @@ class Assembler:
             raise InvalidInput(f"payload of {payload.length} bytes is larger than the limit of {limit}")
         if not payload.frames or payload.frames != -(-payload.length // FRAME_BYTES):
             raise InvalidInput(f"payload of {payload.length} bytes announced in {payload.frames} frames")
-        self._payload = payload
         self._next = 0
         self.buffer = bytearray(payload.length)
 
@@ -141,6 +140,16 @@ def decode(payload: pb.Payload, data: bytes | bytearray | memoryview | None = No
     if payload.xxh3 and xxhash.xxh3_64_intdigest(raw) != payload.xxh3:
         raise InvalidInput("payload bytes do not match their hash")
     return views(payload.tensors, raw)
+
+
+def receive(payload: pb.Payload, next_frame: Callable[[], pb.Frame], limit: int) -> dict[str, Array]:
+    """Decode a payload that is inline, or that follows in frames; `next_frame` waits for one."""
+    if payload.WhichOneof("location") != "frames":
+        return decode(payload)
+    assembler = Assembler(payload, limit)
+    while not assembler.add(next_frame()):
+        pass
+    return decode(payload, assembler.buffer)
 
 
 def _aligned(offset: int) -> int:

@@ -105,12 +105,7 @@ class StoreClient:
                 f"expected {claim.payload.length} bytes inline or in frames"
             )
         payload.xxh3 = claim.payload.xxh3 or payload.xxh3  # what the producer hashed, not what travelled
-        if payload.WhichOneof("location") == "inline":
-            return codec.decode(payload)
-        assembler = codec.Assembler(payload, self._limit)
-        while not assembler.add(_next(stream, claim).frame):
-            pass
-        return codec.decode(payload, assembler.buffer)
+        return codec.receive(payload, lambda: _next(stream, claim).frame, self._limit)
 
 
 def _next(stream: Iterator[store_pb2.FetchClaimsResponse], claim: store_pb2.Claim) -> store_pb2.FetchClaimsResponse:

@@ -29,13 +29,3 @@ def to_arrays(state: Mapping[str, Tensor]) -> tuple[dict[str, Array], dict[str, 
         plain = tensor.detach().contiguous()
         arrays[name] = (plain.view(carrier) if carrier else plain).cpu().numpy()
     return arrays, dtypes
-
-
-def to_tensors(arrays: Mapping[str, Array], dtypes: Mapping[str, str]) -> dict[str, Tensor]:
-    """Raw arrays as tensors that share their memory where it is writable; dtypes: torch names by tensor name."""
-    tensors = {}
-    for name, array in arrays.items():
-        tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-        target: torch.dtype = getattr(torch, dtypes[name])
-        tensors[name] = tensor if tensor.dtype == target else tensor.view(target)
-    return tensors

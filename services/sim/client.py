@@ -76,12 +76,7 @@ class SimSession:
         for frame in codec.frames(rest):
             self._requests.put(sim_pb2.SessionRequest(frame=frame))
         reply = self._receive().advanced
-        if reply.payload.WhichOneof("location") != "frames":
-            return reply, codec.decode(reply.payload)
-        assembler = codec.Assembler(reply.payload, PAYLOAD_LIMIT)
-        while not assembler.add(self._receive().frame):
-            pass
-        return reply, codec.decode(reply.payload, assembler.buffer)
+        return reply, codec.receive(reply.payload, lambda: self._receive().frame, PAYLOAD_LIMIT)
 
     def ping(self, nonce: int) -> int:
         """Send a ping and return the nonce of the answer."""

@@ -192,7 +192,8 @@ def choose_transport(locality: common_pb2.Locality) -> tuple[common_pb2.Transpor
 async def _next(requests: AsyncIterator[sim_pb2.SessionRequest], silence: float) -> sim_pb2.SessionRequest | None:
     """The next message, or None at the end of the stream. Raises Unavailable if the client falls silent."""
     try:
-        return await asyncio.wait_for(anext(requests), silence)
+        async with asyncio.timeout(silence):  # Python 3.11's wait_for can swallow a cancellation
+            return await anext(requests)
     except StopAsyncIteration:
         return None
     except TimeoutError as error:

@@ -82,7 +82,8 @@ class WeightsServicer(weights_pb2_grpc.WeightsServiceServicer):
                 have = newest
                 yield weights_pb2.WatchResponse(newest=version_to_proto(newest))
             try:
-                await asyncio.wait_for(news.wait(), HEARTBEAT_SECONDS)
+                async with asyncio.timeout(HEARTBEAT_SECONDS):  # Python 3.11's wait_for can swallow a cancellation
+                    await news.wait()
             except TimeoutError:
                 yield weights_pb2.WatchResponse(newest=version_to_proto(self._depot.newest(request.model)))
 
@@ -245,7 +246,8 @@ def add_to_server(servicer: WeightsServicer, server: grpc.aio.Server) -> None:
 async def _next(messages: AsyncIterator[weights_pb2.PublishRequest]) -> weights_pb2.PublishRequest | None:
     """The next message, None at the end; raises Unavailable if none comes for too long."""
     try:
-        return await asyncio.wait_for(anext(messages, None), IDLE_SECONDS)
+        async with asyncio.timeout(IDLE_SECONDS):
+            return await anext(messages, None)
     except TimeoutError as error:
         raise Unavailable(f"the publisher sent nothing for {IDLE_SECONDS} s") from error
 

@@ -12,8 +12,8 @@ from dvla.v1 import weights_pb2
 from services.common.bundle import Manifest, Version, WeightTensor
 from services.common.bundle_wire import version_from_proto
 from services.common.channels import CALL_SECONDS, translated
-from services.common.client_fetch import Source, fetch_once
-from services.common.errors import ConfigError, InvalidInput
+from services.common.client_fetch import Source, fetch_into, fetch_once
+from services.common.errors import ConfigError
 from services.common.security import Security
 from services.common.sinks import Bytes, TensorSink
 from services.weights import safefile
@@ -47,28 +47,12 @@ def list_versions(address: str, security: Security | None = None) -> list[Listed
 
 def read_manifest(address: str, model: str, version: Version | None, security: Security | None = None) -> Manifest:
     """The manifest of a version, by default the newest, without its bytes; raises NotFound."""
-    sink = _Refuse()
-    source = Source(address, model, security)
-    try:
-        source.fetch(version, sink)
-    finally:
-        source.close()
-    if sink.manifest is None:
-        raise InvalidInput(f"weights server {address} sent no manifest")
-    return sink.manifest
+    return fetch_into(_Refuse(), address, model, version, security=security)
 
 
 def verify_version(address: str, model: str, version: Version | None, security: Security | None = None) -> Manifest:
     """Fetch a version and compare all hashes, one tensor in memory at a time; raises InvalidInput if one differs."""
-    sink = _Scratch()
-    source = Source(address, model, security)
-    try:
-        source.fetch(version, sink)
-    finally:
-        source.close()
-    if sink.manifest is None:
-        raise InvalidInput(f"weights server {address} sent no manifest")
-    return sink.manifest
+    return fetch_into(_Scratch(), address, model, version, security=security)
 
 
 def export_version(
