@@ -23,6 +23,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from services.common import locks
 from services.common.bundle import Buffer, memory
 from services.common.errors import ConfigError, Exhausted, InvalidInput, NotFound, Unavailable
 
@@ -30,7 +31,8 @@ HEADER_BYTES = 4096
 SUFFIX = ".flat"
 _HEADER = struct.Struct("<8sQQ")  # magic, generation (0: being written), length
 _MAGIC = b"dvlaflt1"
-_OWNER_LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)  # struct flock: the first byte
+OWNER_BYTE = 0
+"""Whoever owns a file holds the lock on this byte of it."""
 _POLL_SECONDS = 0.02
 
 
@@ -51,7 +53,7 @@ class FlatFile:
             path = folder / f"{prefix}-{os.urandom(6).hex()}{SUFFIX}"
             file = cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             # A sweep may come between: then the file is gone, and the next name will do.
-            if _own(file._fd) and path.exists() and file.try_lock_exclusive():
+            if locks.try_lock(file._fd, OWNER_BYTE) and path.exists() and file.try_lock_exclusive():
                 return file
             file.close()
 
@@ -72,14 +74,7 @@ class FlatFile:
         Raises InvalidInput for a name that is a path, NotFound if the file is absent or was filled anew, and
         Unavailable if a writer keeps it locked.
         """
-        if not name or "/" in name or "\0" in name or name.startswith("."):
-            raise InvalidInput(f"shared-memory file {name!r} is not a plain file name")
-        path = folder / name
-        try:
-            # Not blocking: a peer could name a FIFO.
-            file = cls(path, os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
-        except OSError as error:
-            raise NotFound(f"shared-memory file {str(path)!r} cannot be opened: {error.strerror}") from error
+        file = cls(folder / name, open_named(folder, name))
         try:
             file._expect(generation, length)  # a stale handle need not wait for the lock
             file.lock_shared(seconds)
@@ -202,6 +197,18 @@ def shared_folder(path: str) -> Path:
     return folder
 
 
+def open_named(folder: Path, name: str, writable: bool = False) -> int:
+    """A descriptor of a file that a peer named. Raises InvalidInput for a path, NotFound if it cannot be opened."""
+    if not name or "/" in name or "\0" in name or name.startswith("."):
+        raise InvalidInput(f"shared-memory file {name!r} is not a plain file name")
+    try:
+        # Not blocking: a peer could name a FIFO.
+        access = os.O_RDWR if writable else os.O_RDONLY
+        return os.open(folder / name, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise NotFound(f"shared-memory file {str(folder / name)!r} cannot be opened: {error.strerror}") from error
+
+
 def mapped(fd: int, length: int, writable: bool = False) -> npt.NDArray[np.uint8]:
     """The bytes after the header, mapped. Unmapped when the last view is gone."""
     if not length:
@@ -257,20 +264,12 @@ def sweep(folder: Path) -> list[str]:
         except OSError:  # removed meanwhile, or another user's
             continue
         try:
-            if _own(fd) and _try_lock(fd, fcntl.LOCK_EX):
+            if locks.try_lock(fd, OWNER_BYTE) and _try_lock(fd, fcntl.LOCK_EX):
                 path.unlink(missing_ok=True)
                 gone.append(path.name)
         finally:
             os.close(fd)
     return gone
-
-
-def _own(fd: int) -> bool:
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _OWNER_LOCK)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
 
 
 def _try_lock(fd: int, kind: int) -> bool:
