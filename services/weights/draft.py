@@ -93,7 +93,7 @@ class Draft:
             self._verify()
 
     def seal(self) -> Version:
-        """Verify all hashes, then make the version readable, the newest; returns when it is durable, too.
+        """Verify all hashes, then make the version readable, the newest; returns when it is stored, too.
 
         Raises InvalidInput naming a tensor that is missing or damaged, and Superseded if a newer version or a
         newer epoch came first: the version that was current stays current then. Raises Exhausted if the disk

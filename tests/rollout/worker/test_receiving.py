@@ -4,7 +4,7 @@ import asyncio
 import copy
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from services.common.spec import Array
 from services.common.telemetry import BUSY, Telemetry
 from services.policies.base import Policy
 from services.policies.config import PolicyConfig
+from services.policies.noise import RowNoise
 from services.policies.raw import to_arrays
 from services.policies.registry import build_policy
 from services.rollout.worker import loading
@@ -283,3 +284,55 @@ async def test_a_copy_is_never_of_two_versions(setup: Setup, monkeypatch: pytest
     torch.testing.assert_close(
         weights(setup.runner._pinned[(1, 0)]), weights(build_policy(CONFIG, seed=0)), rtol=0, atol=0
     )
+
+
+def scored(policy: Policy, device: str = "cpu") -> tuple[Callable[[], torch.Tensor], torch.Tensor]:
+    """A function of the policy's weights alone, log-probabilities [B, C, D] of fixed actions, and its value now."""
+    inputs = policy.preprocess({"state": np.eye(3, dtype=np.float32)}, ["go"] * 3)
+    record = policy.act(inputs, "train", RowNoise(["0", "1", "2"], device)).record
+    return lambda: policy.evaluate(inputs, record).log_prob.detach(), policy.evaluate(inputs, record).log_prob.detach()
+
+
+@pytest.mark.parametrize("spare", [True, False])
+async def test_a_compiled_policy_computes_with_the_weights_that_were_loaded(spare: bool) -> None:
+    setup = Setup(spare)
+    try:
+        for update in (0, 1):
+            receive(setup.receiver, *sealed(Version(1, update)))
+        live = setup.live()
+        score, before = scored(live)
+        compiled = torch.compile(score, backend="aot_eager")
+        torch.testing.assert_close(compiled(), before, rtol=1e-6, atol=1e-6)
+        for update in (2, 3):  # with a spare policy, every second version comes to this one
+            receive(setup.receiver, *sealed(Version(1, update), seed=update))
+        assert setup.live() is live
+        after = compiled()
+        torch.testing.assert_close(after, score(), rtol=1e-6, atol=1e-6)
+        assert (after - before).abs().max() > 0.1
+    finally:
+        setup.runner.close()
+
+
+@pytest.mark.gpu
+async def test_a_captured_graph_computes_with_the_weights_that_were_loaded() -> None:
+    telemetry = Telemetry("rollout", "w")
+    runner = PolicyRunner(telemetry, 8, 1, "cuda")
+    receiver = Receiver("unix:/none", Security(), "policy", runner, telemetry, "cuda", False)
+    try:
+        receive(receiver, *sealed(Version(1, 0)))
+        assert runner._live is not None
+        score, before = scored(runner._live[1], "cuda")
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side), torch.no_grad():
+            score()  # warm-up, as capturing asks for
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph), torch.no_grad():
+            output = score()
+        receive(receiver, *sealed(Version(1, 1), seed=1))
+        graph.replay()
+        torch.cuda.synchronize()
+        torch.testing.assert_close(output, score(), rtol=1e-5, atol=1e-5)
+        assert (output - before).abs().max() > 0.1
+    finally:
+        runner.close()

@@ -45,7 +45,8 @@ class WeightsServiceStub:
     Publish: _grpc.StreamUnaryMultiCallable[_weights_pb2.PublishRequest, _weights_pb2.PublishResponse]
     """Publishes one version. First message: `begin` with the manifest; then, unless the bytes lie in shared
     memory, frames in any order that cover each byte once; then the stream is closed by the client. The reply
-    comes when the version is sealed (all hashes verified, newest version durable). Flow control is gRPC's.
+    comes when the version is sealed (all hashes verified) and stored, so that it survives the death of any
+    process; the sync to disk, which a power loss asks for, follows. Flow control is gRPC's.
 
     Errors:
     * `ABORTED`: the epoch is older than the fence, or the version is not newer than the newest sealed one.
@@ -97,7 +98,8 @@ class WeightsServiceAsyncStub(WeightsServiceStub):
     Publish: _aio.StreamUnaryMultiCallable[_weights_pb2.PublishRequest, _weights_pb2.PublishResponse]  # type: ignore[assignment]
     """Publishes one version. First message: `begin` with the manifest; then, unless the bytes lie in shared
     memory, frames in any order that cover each byte once; then the stream is closed by the client. The reply
-    comes when the version is sealed (all hashes verified, newest version durable). Flow control is gRPC's.
+    comes when the version is sealed (all hashes verified) and stored, so that it survives the death of any
+    process; the sync to disk, which a power loss asks for, follows. Flow control is gRPC's.
 
     Errors:
     * `ABORTED`: the epoch is older than the fence, or the version is not newer than the newest sealed one.
@@ -158,7 +160,8 @@ class WeightsServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_weights_pb2.PublishResponse, _abc.Awaitable[_weights_pb2.PublishResponse]]:
         """Publishes one version. First message: `begin` with the manifest; then, unless the bytes lie in shared
         memory, frames in any order that cover each byte once; then the stream is closed by the client. The reply
-        comes when the version is sealed (all hashes verified, newest version durable). Flow control is gRPC's.
+        comes when the version is sealed (all hashes verified) and stored, so that it survives the death of any
+        process; the sync to disk, which a power loss asks for, follows. Flow control is gRPC's.
 
         Errors:
         * `ABORTED`: the epoch is older than the fence, or the version is not newer than the newest sealed one.
