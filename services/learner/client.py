@@ -13,6 +13,8 @@ from services.learner.episodes import Member
 from services.learner.source import LeasedGroup, Opened, StoreStats
 
 BULK_SECONDS = 60.0
+FIRST = "0-0"
+"""Cursor of an epoch's first lease."""
 
 
 class StoreClient:
@@ -23,6 +25,7 @@ class StoreClient:
         self._peer = f"store {address}"
         self._channel = open_channel(address, security)
         self._stub = store_pb2_grpc.StoreServiceStub(self._channel)
+        self._at = (0, "")  # (epoch, cursor) after the last answered lease
 
     def open(self, spec: store_pb2.RunSpec, floor: int, resume_update: int) -> Opened:
         """Open the run, or open it again, and get an epoch above `floor`."""
@@ -32,10 +35,17 @@ class StoreClient:
         return Opened(reply.epoch, reply.update, tuple(reply.rolled_back), tuple(reply.lost))
 
     def lease(self, epoch: int, count: int, wait_seconds: float) -> list[LeasedGroup]:
-        """Up to `count` complete groups in admission order, after at most `wait_seconds`."""
-        request = store_pb2.LeaseRequest(run=self._run, epoch=epoch, count=count, wait_seconds=wait_seconds)
+        """Up to `count` complete groups in admission order, after at most `wait_seconds`.
+
+        A call that failed may have leased some: the next one gets them, because it asks from the same place on.
+        """
+        cursor = self._at[1] if self._at[0] == epoch else FIRST
+        request = store_pb2.LeaseRequest(
+            run=self._run, epoch=epoch, count=count, wait_seconds=wait_seconds, cursor=cursor
+        )
         with translated(self._peer):
             reply = self._stub.Lease(request, timeout=CALL_SECONDS + wait_seconds)
+        self._at = (epoch, reply.cursor)
         return [LeasedGroup(g.group, g.task, g.trained_update, tuple(g.claims)) for g in reply.groups]
 
     def fetch(self, group: LeasedGroup) -> list[Member]:
@@ -59,9 +69,9 @@ class StoreClient:
         with translated(self._peer):
             return len(self._stub.Ack(request, timeout=CALL_SECONDS).groups)
 
-    def nack(self, epoch: int, group: int, reason: str) -> None:
-        """Refuse a leased group; one that is gone already is fine."""
-        request = store_pb2.NackRequest(run=self._run, epoch=epoch, group=group, reason=reason)
+    def nack(self, epoch: int, group: int, reason: str, discard: bool = False) -> None:
+        """Refuse a leased group, or discard it without a dead letter; one that is gone already is fine."""
+        request = store_pb2.NackRequest(run=self._run, epoch=epoch, group=group, reason=reason, discard=discard)
         try:
             with translated(self._peer):
                 self._stub.Nack(request, timeout=CALL_SECONDS)

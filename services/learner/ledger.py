@@ -95,9 +95,9 @@ class Ledger:
         self._telemetry.count("groups_settled")
         self._entries.put(Entry(epoch, lambda: self._store.trained(epoch, update, [group]), f"settle {group}"))
 
-    def refuse(self, epoch: int, group: int, reason: str) -> None:
-        """This group cannot be trained."""
-        self._entries.put(Entry(epoch, lambda: self._store.nack(epoch, group, reason), f"refuse {group}"))
+    def refuse(self, epoch: int, group: int, reason: str, discard: bool = False) -> None:
+        """This group cannot be trained; discard: although nothing is wrong with it."""
+        self._entries.put(Entry(epoch, lambda: self._store.nack(epoch, group, reason, discard), f"refuse {group}"))
 
     def close_run(self, epoch: int) -> None:
         """The run is over."""

@@ -104,11 +104,11 @@ class TrainingLoop:
     def _refuse(self, groups: Sequence[PreparedGroup]) -> None:
         """A batch without signal makes no step and no version: momentum alone would move the weights."""
         self._telemetry.count("batches_without_signal")
-        log.warning("batch without signal refused", groups=[group.group for group in groups])
+        log.warning("batch without signal discarded", groups=[group.group for group in groups])
         for group in groups:
             scores = sorted({member.score for member in group.members})
             reason = f"its batch has no signal; its episodes scored {scores}"
-            self._lanes.ledger.refuse(self._lanes.session.epoch, group.group, reason)
+            self._lanes.ledger.refuse(self._lanes.session.epoch, group.group, reason, discard=True)
 
     def _record(self, batch: Batch, metrics: dict[str, float]) -> None:
         """Tell the store, then the journal, what made this update. Both in the ledger's thread."""

@@ -95,13 +95,9 @@ class Prefetch:
         for attempt in delays(self._thread.stopping):
             try:
                 groups = self._store.lease(epoch, room, LEASE_SECONDS)
-            except Exhausted as error:
+            except (Unavailable, Exhausted) as error:  # groups of a lost reply come with the next one
                 self._tell("store", f"waiting: {error}", first=attempt == 0)
                 continue
-            except Unavailable as error:
-                self._tell("store", f"waiting: {error}", first=True)
-                self._reconnect(epoch)
-                return []
             except NotFound as error:
                 self._session.report_lost(epoch, str(error))
                 return []
@@ -114,22 +110,6 @@ class Prefetch:
                 see_statistics(self._store, self._collected)
             return groups
         return []
-
-    def _reconnect(self, epoch: int) -> None:
-        """Wait until the store answers again, then have the run opened anew.
-
-        A lease whose reply was lost took its groups along: only a new epoch is offered them again, in their order.
-        Until then the training lane goes on with what lies in the queue.
-        """
-        for _ in delays(self._thread.stopping):
-            try:
-                self._store.stats()
-            except (Unavailable, Exhausted):
-                continue
-            except NotFound:
-                break
-            break
-        self._session.report_lost(epoch, "a lease may have been lost with its reply")
 
     def _prepare(self, epoch: int, leased: LeasedGroup) -> None:
         """Fetch and check one group, then queue it; refuse it if it is not fit."""

@@ -55,7 +55,7 @@ class Store(Protocol):
         """Open the run, or open it again."""
 
     def lease(self, epoch: int, count: int, wait_seconds: float) -> list[LeasedGroup]:
-        """Complete groups in admission order."""
+        """Complete groups in admission order. After an error, the next call is answered as this one would have been."""
 
     def fetch(self, group: LeasedGroup) -> list[Member]:
         """A group's members with their trajectories."""
@@ -66,8 +66,8 @@ class Store(Protocol):
     def ack(self, epoch: int, checkpoint_update: int) -> int:
         """Free what a durable checkpoint contains."""
 
-    def nack(self, epoch: int, group: int, reason: str) -> None:
-        """Refuse a group."""
+    def nack(self, epoch: int, group: int, reason: str, discard: bool = False) -> None:
+        """Refuse a group; discard: it is replaced without a dead letter."""
 
     def stats(self) -> StoreStats:
         """Counters of the run."""

@@ -31,10 +31,11 @@ class RunRecord:
     last_group: int = 0
     live: list[int] = field(default_factory=list)
     leased: set[int] = field(default_factory=set)
-    delivered: set[int] = field(default_factory=set)  # to the learner of this epoch
+    delivered: list[int] = field(default_factory=list)  # to the learner of this epoch, in order
     trained: dict[int, int] = field(default_factory=dict)
     acked: dict[int, int] = field(default_factory=dict)
     dead: dict[int, str] = field(default_factory=dict)
+    discarded: dict[int, str] = field(default_factory=dict)
     finished: bool = False
 
 
@@ -115,7 +116,10 @@ class FakeStore(store_pb2_grpc.StoreServiceServicer):
         record = self._fenced(request.epoch, context)
         if self.paused:
             return store_pb2.LeaseResponse()
-        wanted = [group for group in sorted(record.leased | set(record.trained)) if group not in record.delivered]
+        place = int((request.cursor or f"{len(record.delivered)}-0").removesuffix("-0"))
+        known = record.leased | set(record.trained)
+        del record.delivered[place:]  # in replies that were lost
+        wanted = [group for group in sorted(known) if group not in record.delivered]
         wanted += [group for group in record.live if group not in record.leased and group not in wanted]
         room = (record.spec.total_updates - record.update) * record.spec.groups_per_update - len(record.live)
         while len(wanted) < request.count and room > 0:
@@ -125,11 +129,12 @@ class FakeStore(store_pb2_grpc.StoreServiceServicer):
             room -= 1
         given = wanted[: request.count]
         record.leased |= {group for group in given if group in record.live}
-        record.delivered |= set(given)
+        record.delivered += given
         if given and self.lose_leases:
             self.lose_leases -= 1
             _abort(context, CODES.UNAVAILABLE, "the reply was lost")
-        return store_pb2.LeaseResponse(groups=[self._group(record, group) for group in given])
+        groups = [self._group(record, group) for group in given]
+        return store_pb2.LeaseResponse(groups=groups, cursor=f"{len(record.delivered)}-0")
 
     def Fetch(self, request: store_pb2.FetchClaimsRequest, context: Context) -> Iterator[store_pb2.FetchClaimsResponse]:
         self._known(context)
@@ -179,7 +184,7 @@ class FakeStore(store_pb2_grpc.StoreServiceServicer):
             _abort(context, CODES.NOT_FOUND, f"no group {request.group}")
         record.live.remove(request.group)
         record.leased.discard(request.group)
-        record.dead[request.group] = request.reason
+        (record.discarded if request.discard else record.dead)[request.group] = request.reason
         return store_pb2.NackResponse()
 
     def CloseRun(self, request: store_pb2.CloseRunRequest, context: Context) -> store_pb2.CloseRunResponse:

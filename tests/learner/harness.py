@@ -82,8 +82,8 @@ class MortalStore:
     def ack(self, epoch: int, checkpoint_update: int) -> int:
         return self._life.outward("ack", lambda: self._client.ack(epoch, checkpoint_update))
 
-    def nack(self, epoch: int, group: int, reason: str) -> None:
-        self._life.outward("nack", lambda: self._client.nack(epoch, group, reason))
+    def nack(self, epoch: int, group: int, reason: str, discard: bool = False) -> None:
+        self._life.outward("nack", lambda: self._client.nack(epoch, group, reason, discard))
 
     def stats(self) -> StoreStats:
         return self._client.stats()

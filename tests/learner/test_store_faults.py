@@ -91,8 +91,9 @@ def test_batches_without_signal_make_no_version_until_scores_vary(make_bench: Ma
     for number in range(1, 13):
         spoiled(bench, number, lambda members: [replace(member, score=0.35) for member in members])
     assert bench.run()
-    assert sorted(bench.store.run.dead) == list(range(1, 13))
-    assert "no signal" in bench.store.run.dead[5]
+    assert sorted(bench.store.run.discarded) == list(range(1, 13))
+    assert "no signal" in bench.store.run.discarded[5]
+    assert not bench.store.run.dead
     assert list(bench.weights.sealed) == [Version(1, 0), Version(1, 1), Version(1, 2)]
     assert bench.telemetry.metrics()["batches_without_signal"] == 6
     bench.assert_exactly_once()

@@ -8,6 +8,7 @@ from uuid import uuid4
 from dvla.v1 import store_pb2
 
 from services.common.errors import DvlaError, InvalidInput, NotFound, Superseded, Unavailable
+from services.rollout.store.keys import RUNS_KEY
 from services.rollout.store.memory import MemoryGauge
 from services.rollout.store.redis_client import RedisLink
 from services.rollout.store.scripts import Argument, Reply, Scripts
@@ -44,6 +45,15 @@ class StoreBase:
         spec = store_pb2.RunSpec.FromString((await self.call("get_run", run))[0])
         self._specs[run] = (time.monotonic(), spec)
         return spec
+
+    async def remember(self, run: str) -> None:
+        """Have replicas sweep this run, until there is nothing left to do."""
+
+        async def name() -> None:
+            if not await self.link.client.sismember(RUNS_KEY, run):  # else it must work at the memory limit too
+                await self.link.client.sadd(RUNS_KEY, run)
+
+        await self.link.retrying("naming the run", name)
 
 
 def _refusal(status: str, run: str, facts: list[Any]) -> DvlaError:

@@ -25,6 +25,7 @@ class EvaluationCalls(StoreBase):
             raise InvalidInput(f"evaluation {name!r} has an episode without a task")
         digest = xxhash.xxh3_128_hexdigest(request.SerializeToString(deterministic=True))
         pairs = [part for episode in request.episodes for part in (episode.task, str(episode.seed))]
+        await self.remember(run)  # it may be over, and left alone
         await self.call("start_evaluation", run, name, version_text(request.version), digest, *pairs)
         return store_pb2.StartEvaluationResponse()
 

@@ -5,6 +5,7 @@ from typing import Any
 from dvla.v1 import common_pb2, store_pb2
 
 from services.common.errors import InvalidInput
+from services.common.seeds import TRAINING, training_seed
 from services.rollout.store.base import StoreBase, request_id
 from services.rollout.store.keys import check_name, check_worker
 from services.rollout.store.validate import MAX_JOBS, MAX_START_BYTES
@@ -46,10 +47,14 @@ class JobCalls(StoreBase):
         return store_pb2.SetStartResponse(start=start)
 
     async def fail_job(self, request: store_pb2.FailJobRequest) -> store_pb2.FailJobResponse:
-        """A job's episode is void: the next attempt follows, or after the limit zero, discard or a failed result."""
+        """A job's episode is void: the next attempt follows, or after the limit zero, discard or a failed result.
+
+        What was not the job's fault has a limit of its own, far away.
+        """
         unit, member = unit_of(request.key, request.evaluation)
         run, reason = check_name("run", request.key.run), request.reason[:1000] or "no reason given"
-        await self.call("fail_job", run, unit, member, request.key.attempt, reason)
+        outside = request.cause == store_pb2.FAIL_CAUSE_OUTSIDE
+        await self.call("fail_job", run, unit, member, request.key.attempt, reason, int(outside))
         return store_pb2.FailJobResponse()
 
 
@@ -96,5 +101,5 @@ def _job(run: str, job: list[bytes], seed_base: int, end_on_success: bool) -> st
 
 
 def seed_of(seed_base: int, group: int) -> int:
-    """Seed of a group's start state; wraps at 64 bits."""
-    return (seed_base + group) % 2**64
+    """Seed of a group's start state: always one of the training range, so never one of an evaluation."""
+    return training_seed(seed_base, group % len(TRAINING))

@@ -19,21 +19,21 @@ _MOST_GROUPS = 4096
 class LearnerCalls(Upkeep):
     """Calls of the learner about groups."""
 
-    async def lease(self, request: store_pb2.LeaseRequest, cursor: str = "") -> tuple[store_pb2.LeaseResponse, str]:
-        """Lease complete groups in admission order, or wait for the first; returns them and the cursor after them.
+    async def lease(self, request: store_pb2.LeaseRequest) -> store_pb2.LeaseResponse:
+        """Lease complete groups in admission order, or wait for the first.
 
-        cursor: where the caller stands, as returned by its last lease; the answer is then the same however often
-        the call is repeated. Empty: where this epoch's last lease ended, so a lost reply is lost with its groups
-        until the run is opened again. A new epoch starts with what was leased and not acked.
+        With the cursor of the caller's last answer, the answer is the same however often the call is repeated.
+        Without one, a lost reply is lost with its groups until the run is opened again. A new epoch starts with
+        what was leased and not acked.
         """
         run = check_name("run", request.run)
         wanted = max(1, min(request.count, _MOST_GROUPS))
-        position = check_stream_id("cursor", cursor) if cursor else ""
+        position = check_stream_id("cursor", request.cursor) if request.cursor else ""
 
-        async def look() -> tuple[bool, tuple[store_pb2.LeaseResponse, str]]:
+        async def look() -> tuple[bool, store_pb2.LeaseResponse]:
             at, seed_base, groups = await self.call("lease", run, request.epoch, wanted, position)
-            response = store_pb2.LeaseResponse(groups=[_group(run, group, int(seed_base)) for group in groups])
-            return bool(groups), (response, at.decode())
+            leased = [_group(run, group, int(seed_base)) for group in groups]
+            return bool(leased), store_pb2.LeaseResponse(groups=leased, cursor=at)
 
         return await self.wakeups.poll(run, "groups", request.wait_seconds, look)
 
@@ -51,9 +51,9 @@ class LearnerCalls(Upkeep):
         return store_pb2.AckResponse(groups=map(int, groups))
 
     async def nack(self, request: store_pb2.NackRequest) -> store_pb2.NackResponse:
-        """Put one leased group on the dead-letter stream."""
-        reason = request.reason[:1000] or "no reason given"
-        await self.call("nack", check_name("run", request.run), request.epoch, request.group, reason)
+        """Put one leased group on the dead-letter stream, or discard it."""
+        run, reason = check_name("run", request.run), request.reason[:1000] or "no reason given"
+        await self.call("nack", run, request.epoch, request.group, reason, int(request.discard))
         return store_pb2.NackResponse()
 
     async def list_dead(self, request: store_pb2.ListDeadRequest) -> store_pb2.ListDeadResponse:

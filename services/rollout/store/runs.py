@@ -7,7 +7,7 @@ from dvla.v1 import store_pb2
 
 from services.common.errors import InvalidInput
 from services.rollout.store.base import StoreBase
-from services.rollout.store.keys import RUNS_KEY, check_name
+from services.rollout.store.keys import check_name
 from services.rollout.store.scripts import Argument
 from services.rollout.store.validate import check_memory, check_spec, different_fields
 
@@ -26,7 +26,7 @@ class RunCalls(StoreBase):
             raise InvalidInput(f"floor_epoch {request.floor_epoch}, resume_update {request.resume_update}: not real")
         await self.memory.share(fresh=True)
         check_memory(spec, self.memory.limit)
-        await self._remember(spec.run)
+        await self.remember(spec.run)
         wire = spec.SerializeToString(deterministic=True)
         status, *facts = await self.scripts.call(
             "open_run", spec.run, wire, request.floor_epoch, request.resume_update, *_record(spec)
@@ -39,13 +39,6 @@ class RunCalls(StoreBase):
         return store_pb2.OpenRunResponse(
             epoch=int(epoch), update=int(update), rolled_back=map(int, rolled_back), lost=map(int, lost)
         )
-
-    async def _remember(self, run: str) -> None:
-        async def remember() -> None:
-            if not await self.link.client.sismember(RUNS_KEY, run):  # else it must work at the memory limit too
-                await self.link.client.sadd(RUNS_KEY, run)
-
-        await self.link.retrying("naming the run", remember)
 
     async def get_run(self, request: store_pb2.GetRunRequest) -> store_pb2.GetRunResponse:
         """Spec and state of a run; NotFound until it is open."""

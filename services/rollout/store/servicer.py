@@ -30,7 +30,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
 
     async def Lease(self, request: store_pb2.LeaseRequest, context: Context) -> store_pb2.LeaseResponse:
         """Lease complete groups."""
-        return (await self._store.lease(request))[0]
+        return await self._store.lease(request)
 
     async def Fetch(
         self, request: store_pb2.FetchClaimsRequest, context: Context

@@ -91,9 +91,10 @@ class StoreClient:
             return False
         return True
 
-    async def fail(self, job: store_pb2.Job, reason: str) -> None:
-        """Report a void episode, so that its job is granted again at once."""
-        request = store_pb2.FailJobRequest(key=job.key, evaluation=job.evaluation, reason=reason)
+    async def fail(self, job: store_pb2.Job, reason: str, outside: bool = False) -> None:
+        """Report a void episode, so that its job is granted again at once. outside: it was not the job's fault."""
+        cause = store_pb2.FAIL_CAUSE_OUTSIDE if outside else store_pb2.FAIL_CAUSE_JOB
+        request = store_pb2.FailJobRequest(key=job.key, evaluation=job.evaluation, reason=reason, cause=cause)
         try:
             await self._retried(lambda: self._stub.FailJob(request, timeout=CALL_SECONDS))
         except (Superseded, NotFound):

@@ -48,8 +48,8 @@ class Desk(Protocol):
     async def deliver(self, episode: Episode, outcome: Outcome) -> None:
         """Hand a finished episode over; waits only if too many are on their way. If cancelled, nothing was taken."""
 
-    async def fail(self, job: store_pb2.Job, reason: str) -> None:
-        """Report a void episode. Reporting it twice is harmless."""
+    async def fail(self, job: store_pb2.Job, reason: str, outside: bool = False) -> None:
+        """Report a void episode; outside: not for a fault of the job's. Reporting it twice is harmless."""
 
 
 @dataclass
@@ -86,7 +86,9 @@ class Sampler:
     async def abandon(self, reason: str) -> None:
         """Give back every job that is not finished, all at the same time; one failure does not keep the others."""
         jobs = [episode.job for episode in self.episodes.values()] + self.jobs
-        failures = await asyncio.gather(*(self.desk.fail(job, reason) for job in jobs), return_exceptions=True)
+        failures = await asyncio.gather(
+            *(self.desk.fail(job, reason, outside=True) for job in jobs), return_exceptions=True
+        )
         self.episodes.clear()
         self.jobs.clear()
         for failure in failures:

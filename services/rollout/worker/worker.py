@@ -41,10 +41,17 @@ class Asking:
     """One session's request for jobs, the same until it is answered: a session never has fewer free slots then."""
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    open: bool = False
+    """It was sent and not answered: jobs may have been granted that nobody here knows of."""
+
+    def sent(self) -> str:
+        """Note that it is on its way; returns its id."""
+        self.open = True
+        return self.request_id
 
     def answered(self) -> None:
         """The next one is another request."""
-        self.request_id = uuid.uuid4().hex
+        self.request_id, self.open = uuid.uuid4().hex, False
 
 
 @dataclass
@@ -135,17 +142,19 @@ class Worker:
             await sampler.run()
         except BaseException as error:
             self.telemetry.count("episodes_lost", len(sampler.episodes))
-            await self._give_back(sampler, f"session on {client.address} ended: {error!r}")
+            await self._give_back(sampler, desk.asking, f"session on {client.address} ended: {error!r}")
             raise
         finally:
             del self._sessions[desk.number]
             self._account()
             await session.close()
 
-    async def _give_back(self, sampler: Sampler, reason: str) -> None:
+    async def _give_back(self, sampler: Sampler, asking: Asking, reason: str) -> None:
         jobs = len(sampler.episodes) + len(sampler.jobs)
         try:
             async with asyncio.timeout(GIVE_BACK_SECONDS):
+                if asking.open:  # asked again, it names the jobs that it granted in a reply that was lost
+                    sampler.jobs += await self.take_jobs(1, 0.0, asking)
                 await sampler.abandon(reason)
         except (TimeoutError, DvlaError) as error:
             log.warning("jobs not given back; their grants will expire", jobs=jobs, reason=repr(error))
@@ -171,7 +180,7 @@ class Worker:
     async def take_jobs(self, count: int, wait_seconds: float, asking: Asking) -> list[store_pb2.Job]:
         """Jobs for free slots; also learns this worker's place and, when idle, why."""
         try:
-            reply = await self.store.next_jobs(self.policy.version, count, wait_seconds, asking.request_id)
+            reply = await self.store.next_jobs(self.policy.version, count, wait_seconds, asking.sent())
             asking.answered()
         except (Unavailable, NotFound) as error:  # NotFound: Redis lost the run; the learner will open it again
             log.warning("no jobs", reason=str(error))
@@ -251,9 +260,9 @@ class _SessionDesk:
     async def deliver(self, episode: Episode, outcome: Outcome) -> None:
         await self.worker.deliver(episode, outcome, f"{self.spec.backend} x{self.session.slots}")
 
-    async def fail(self, job: store_pb2.Job, reason: str) -> None:
-        self.worker.telemetry.count("episodes_failed")
-        await self.worker.store.fail(job, reason)
+    async def fail(self, job: store_pb2.Job, reason: str, outside: bool = False) -> None:
+        self.worker.telemetry.count("episodes_given_back" if outside else "episodes_failed")
+        await self.worker.store.fail(job, reason, outside)
 
 
 def _first(error: BaseException) -> BaseException:

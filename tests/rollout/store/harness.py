@@ -120,8 +120,12 @@ class Harness:
             )
         return await self.store.append(begin, cut(data))
 
-    async def fail(self, job: s.Job, reason: str = "the simulator died") -> None:
+    async def fail(self, job: s.Job, reason: str = "a value is not finite") -> None:
         await self.store.fail_job(s.FailJobRequest(key=job.key, evaluation=job.evaluation, reason=reason))
+
+    async def give_back(self, job: s.Job, reason: str = "the simulator died") -> None:
+        cause = s.FAIL_CAUSE_OUTSIDE
+        await self.store.fail_job(s.FailJobRequest(key=job.key, evaluation=job.evaluation, reason=reason, cause=cause))
 
     async def fill(self, groups: int, update: int = 0) -> list[int]:
         """Complete so many new groups; member scores differ. Returns their numbers."""
@@ -132,18 +136,19 @@ class Harness:
 
     async def lease(self, count: int = 100, epoch: int = 0, wait: float = 0.0) -> list[s.Group]:
         request = s.LeaseRequest(run=self.run, epoch=epoch or self.epoch, count=count, wait_seconds=wait)
-        return list((await self.store.lease(request))[0].groups)
+        return list((await self.store.lease(request)).groups)
 
     async def lease_from_cursor(self) -> list[int]:
         """Groups after those that the last call of this method got."""
-        request = s.LeaseRequest(run=self.run, epoch=self.epoch, count=100)
-        response, self.cursor = await self.store.lease(request, self.cursor)
+        request = s.LeaseRequest(run=self.run, epoch=self.epoch, count=100, cursor=self.cursor)
+        response = await self.store.lease(request)
+        self.cursor = response.cursor
         return [group.group for group in response.groups]
 
     async def lease_again(self) -> list[s.Group]:
         """Everything that was leased and not acked, from the start."""
-        request = s.LeaseRequest(run=self.run, epoch=self.epoch, count=1000)
-        return list((await self.store.lease(request, "0-0"))[0].groups)
+        request = s.LeaseRequest(run=self.run, epoch=self.epoch, count=1000, cursor="0-0")
+        return list((await self.store.lease(request)).groups)
 
     async def leased(self, count: int = 100) -> list[int]:
         return [group.group for group in await self.lease(count)]
@@ -156,8 +161,9 @@ class Harness:
         request = s.AckRequest(run=self.run, epoch=epoch or self.epoch, checkpoint_update=update)
         return list((await self.store.ack(request)).groups)
 
-    async def nack(self, group: int, reason: str = "bad shape", epoch: int = 0) -> None:
-        await self.store.nack(s.NackRequest(run=self.run, epoch=epoch or self.epoch, group=group, reason=reason))
+    async def nack(self, group: int, reason: str = "bad shape", epoch: int = 0, discard: bool = False) -> None:
+        epoch = epoch or self.epoch
+        await self.store.nack(s.NackRequest(run=self.run, epoch=epoch, group=group, reason=reason, discard=discard))
 
     async def letters(self) -> list[s.DeadLetter]:
         return list((await self.store.list_dead(s.ListDeadRequest(run=self.run, limit=100))).letters)

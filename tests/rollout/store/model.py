@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 MAX_EXPIRIES = 8
+MAX_OUTSIDE = 32
 LIFETIMES = 20
 
 Where = Literal["open", "ready", "leased", "trained", "dead"]
@@ -20,6 +21,7 @@ class Member:
     ends: int = 0  # end of the grant's lifetime
     failed_attempt: int = 0
     failures: int = 0
+    given_back: int = 0
     expiries: int = 0
     given_up: bool = False
     score: float | None = None  # set when filled
@@ -141,7 +143,7 @@ class Model:
         self._filled(number)
         return "accepted"
 
-    def fail(self, job: tuple[int, int, int]) -> str:
+    def fail(self, job: tuple[int, int, int], outside: bool = False) -> str:
         number, index, attempt = job
         group = self.groups.get(number)
         member = group.members[index] if group else Member()
@@ -151,9 +153,10 @@ class Model:
             self.count("superseded")
             return "superseded"
         member.holder, member.failed_attempt = "", attempt
-        member.failures += 1
-        self.count("failed")
-        if member.failures >= self.rules.max_attempts:
+        member.given_back += outside
+        member.failures += not outside
+        self.count("given_back" if outside else "failed")
+        if member.failures >= self.rules.max_attempts or member.given_back >= MAX_OUTSIDE:
             self._give_up(number, member)
         return "ok"
 
@@ -218,6 +221,11 @@ class Model:
             self._leave_stream(number)
             del self.groups[number]
         return numbers
+
+    def discard(self, number: int) -> None:
+        self._leave_stream(number)
+        del self.groups[number]
+        self.count("discarded_batch")
 
     def nack(self, number: int) -> None:
         self._leave_stream(number)

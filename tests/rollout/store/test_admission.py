@@ -3,11 +3,14 @@
 from typing import Any
 
 import pytest
+from dvla.v1 import store_pb2 as s
 
 from services.common.errors import InvalidInput, NotFound
+from services.common.seeds import TRAINING, training_seed
+from services.rollout.store.jobs import seed_of
 from services.rollout.store.machine import RolloutStore
 from tests.rollout.store.conftest import OpenRun
-from tests.rollout.store.harness import Clock, Harness, make_spec, name
+from tests.rollout.store.harness import Clock, Harness, make_spec, name, version
 
 pytestmark = pytest.mark.redis
 
@@ -75,11 +78,17 @@ async def test_tasks_take_turns_by_weight(open_run: OpenRun) -> None:
 
 
 async def test_members_of_a_group_share_task_and_seed(open_run: OpenRun) -> None:
-    run = await open_run(tasks={"Push": 1.0, "Pick": 1.0}, seed_base=2**63)
+    run = await open_run(tasks={"Push": 1.0, "Pick": 1.0}, seed_base=7)
     jobs = await run.jobs(8)
     assert [(job.task, job.seed) for job in jobs[::2]] == [(job.task, job.seed) for job in jobs[1::2]]
-    assert [job.seed for job in jobs[::2]] == [2**63 + group for group in (1, 2, 3, 4)]
+    assert [job.seed for job in jobs[::2]] == [training_seed(7, group) for group in (1, 2, 3, 4)]
     assert all(job.end_on_success for job in jobs)
+
+
+@pytest.mark.parametrize("base", [0, 2**31, 2**64 - 1])
+@pytest.mark.parametrize("group", [1, 2**30, 2**53])
+def test_no_seed_leaves_the_training_range(base: int, group: int) -> None:
+    assert seed_of(base, group) in TRAINING
 
 
 async def test_the_first_start_state_counts_and_travels_with_later_jobs(open_run: OpenRun) -> None:
@@ -132,6 +141,35 @@ async def test_a_finished_run_grants_nothing(open_run: OpenRun) -> None:
     assert (await run.next_jobs()).idle_reason == "finished"
     await run.open(floor=run.epoch)
     assert len(await run.jobs(1)) == 1, "a run that was closed early can be resumed"
+
+
+async def test_a_closed_run_still_evaluates(open_run: OpenRun) -> None:
+    run = await open_run()
+    await run.jobs(1)
+    await run.close()
+    episodes = [s.EvaluationEpisode(task="Push", seed=2**31)]
+    request = s.StartEvaluationRequest(run=run.run, evaluation="final", version=version(0), episodes=episodes)
+    await run.store.start_evaluation(request)
+    (job,) = await run.jobs(5)
+    assert job.evaluation == "final"
+    await run.append(job)
+    assert (await run.next_jobs()).idle_reason == "finished"
+
+
+async def test_what_was_not_the_jobs_fault_does_not_count_against_its_attempts(open_run: OpenRun) -> None:
+    run = await open_run(max_attempts=2, group_size=1)
+    for attempt in range(1, 32):
+        (job,) = await run.jobs(1)
+        assert name(job) == (1, 0, attempt)
+        await run.give_back(job)
+        await run.give_back(job)  # the first reply was lost
+    (job,) = await run.jobs(1)
+    await run.fail(job)
+    stats = await run.stats()
+    assert [stats.counters[c] for c in ("given_back", "failed", "zeroed")] == [31, 1, 0]
+    (job,) = await run.jobs(1)
+    await run.give_back(job, "this start ended 32 simulators")
+    assert await run.counter("zeroed") == 1
 
 
 async def test_a_run_closed_after_its_last_update_keeps_no_bytes(open_run: OpenRun) -> None:

@@ -1,5 +1,6 @@
 """The learner: leases, updates, checkpoints, refusals, fencing, and its own death at any moment."""
 
+import contextlib
 from random import Random
 
 import pytest
@@ -43,14 +44,30 @@ async def test_every_call_of_an_older_epoch_is_refused(open_run: OpenRun) -> Non
 async def test_a_lease_repeated_from_a_cursor_gives_the_same_groups(open_run: OpenRun) -> None:
     run = await open_run()
     await run.fill(4)
-    request = s.LeaseRequest(run=run.run, epoch=run.epoch, count=2)
-    first, cursor = await run.store.lease(request, "0-0")
-    again, _ = await run.store.lease(request, "0-0")  # the first reply was lost
+    request = s.LeaseRequest(run=run.run, epoch=run.epoch, count=2, cursor="0-0")
+    first = await run.store.lease(request)
+    again = await run.store.lease(request)  # the first reply was lost
     assert [group.group for group in again.groups] == [group.group for group in first.groups] == [1, 2]
-    rest, _ = await run.store.lease(request, cursor)
+    request.cursor = first.cursor
+    rest = await run.store.lease(request)
     assert [group.group for group in rest.groups] == [3, 4]
+    request.cursor = "yesterday"
     with pytest.raises(InvalidInput, match="cursor 'yesterday'"):
-        await run.store.lease(request, "yesterday")
+        await run.store.lease(request)
+
+
+async def test_a_discarded_group_is_counted_and_replaced_without_a_dead_letter(open_run: OpenRun) -> None:
+    run = await open_run(filter_uniform=False)
+    await run.fill(4)
+    await run.leased()
+    for _ in range(2):  # the first reply was lost
+        with contextlib.suppress(NotFound):
+            await run.nack(2, discard=True)
+    stats = await run.stats()
+    assert (stats.counters["discarded_batch"], stats.counters["dead"], await run.letters()) == (1, 0, [])
+    assert await run.fill(1) == [5]
+    await run.trained(1, [1, 3])
+    await run.trained(2, [4, *await run.leased()])
 
 
 async def test_without_a_cursor_each_group_is_leased_once(open_run: OpenRun) -> None:

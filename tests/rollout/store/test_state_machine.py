@@ -24,7 +24,7 @@ T = TypeVar("T")
 WORKERS = ("w0", "w1", "w2")
 COUNTERS = (
     *("admitted", "accepted", "repeated", "superseded", "failed", "zeroed", "dead", "rolled_back"),
-    *("discarded_uniform", "discarded_failed"),
+    *("given_back", "discarded_uniform", "discarded_failed", "discarded_batch"),
 )
 # What happens, and how often. One rule draws from this list by a seed: hypothesis alone would switch most rules off
 # in most histories and prefer short ones, and then nothing is ever trained.
@@ -169,9 +169,10 @@ class StoreHistory(RuleBasedStateMachine):
         if not self.jobs:
             return
         job, weights = self.some_job(chance)
-        wanted = self.model.fail(name(job))
+        outside = chance.random() < 0.5
+        wanted = self.model.fail(name(job), outside)
         try:
-            self.do(self.run.fail(job))
+            self.do(self.run.give_back(job) if outside else self.run.fail(job))
             status = "ok"
         except Superseded:
             status = "superseded"
@@ -248,6 +249,10 @@ class StoreHistory(RuleBasedStateMachine):
         if self.held:
             number = chance.choice(self.held)
             self.held.remove(number)
+            if chance.random() < 0.3:
+                self.do(self.run.nack(number, discard=True))
+                self.model.discard(number)
+                return
             self.do(self.run.nack(number))
             self.do(self.run.nack(number))
             self.model.nack(number)
@@ -308,7 +313,7 @@ class StoreHistory(RuleBasedStateMachine):
         stats = self.do(self.run.stats())
         assert stats.counters["trained"] == rules.total_updates * rules.groups_per_update
         assert stats.counters["lost"] == 0
-        gone = sum(stats.counters[c] for c in ("discarded_uniform", "discarded_failed"))
+        gone = sum(stats.counters[c] for c in ("discarded_uniform", "discarded_failed", "discarded_batch"))
         dead = sum(group.where == "dead" for group in self.model.groups.values())
         assert stats.counters["admitted"] == stats.counters["trained"] + gone + dead + len(self.model.live())
 

@@ -149,6 +149,7 @@ class ScriptedDesk:
     granted: list[int] = field(default_factory=list)
     delivered: list[int] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
+    given_back: int = 0  # those of the failed that were not the job's fault
     asked: list[tuple[int, bool]] = field(default_factory=list)
     final_observations: dict[int, Array | None] = field(default_factory=dict)
     _acts: int = 0
@@ -193,10 +194,11 @@ class ScriptedDesk:
         self.final_observations[number] = trajectory.get("final_obs/state")
         self.delivered.append(number)
 
-    async def fail(self, job: store_pb2.Job, reason: str) -> None:
+    async def fail(self, job: store_pb2.Job, reason: str, outside: bool = False) -> None:
         assert reason
         await pause(self.rng)
         self.failed.append(job.key.group)
+        self.given_back += outside
 
 
 async def pause(rng: random.Random) -> None:

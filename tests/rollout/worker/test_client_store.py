@@ -208,10 +208,13 @@ async def test_a_void_job_is_reported_until_it_is_heard(tmp_path: Path, error: D
     servicer = playing(Unavailable("away"), *([error] if error else []))
     async with store(tmp_path, servicer) as client:
         await client.fail(make_job(3, evaluate=True), "the robot fell")
-    assert len(servicer.asked) == 2
-    assert servicer.asked[-1] == store_pb2.FailJobRequest(
-        key=common_pb2.JobKey(run="r", group=3, attempt=1), evaluation="e", reason="the robot fell"
-    )
+        assert len(servicer.asked) == 2
+        await client.fail(make_job(3, evaluate=True), "the robot fell", outside=True)
+    key = common_pb2.JobKey(run="r", group=3, attempt=1)
+    causes = (store_pb2.FAIL_CAUSE_JOB, store_pb2.FAIL_CAUSE_OUTSIDE)
+    assert servicer.asked[-2:] == [
+        store_pb2.FailJobRequest(key=key, evaluation="e", reason="the robot fell", cause=cause) for cause in causes
+    ]
 
 
 async def test_an_episode_outlives_a_restart_of_the_store(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ async def test_one_failing_report_does_not_keep_the_others_from_being_made() -> 
     await asyncio.wait([running])
     report = s.desk.fail
 
-    async def fail(job: object, reason: str) -> None:
+    async def fail(job: object, reason: str, outside: bool = False) -> None:
         if job is s.sampler.episodes[1].job:
             raise InvalidInput("no such job")
         await report(job, reason)  # type: ignore[arg-type]

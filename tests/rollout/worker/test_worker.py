@@ -5,6 +5,7 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ from services.common.trajectory import instruction_text, validate
 from services.common.wire import spec_to_proto
 from services.rollout.worker import worker as worker_module
 from services.rollout.worker.policy_runner import PolicyRunner
+from services.rollout.worker.sampler import Sampler
 from services.rollout.worker.worker import Asking, Worker
 from services.sim.toy import ToySim
+from tests.rollout.worker.fakes import SPEC, ScriptedDesk, ScriptedSession, make_job
 from tests.rollout.worker.plant import Plant, plant, until
 
 pytestmark = pytest.mark.redis
@@ -136,7 +139,7 @@ async def test_a_killed_simulator_costs_only_its_own_episodes(folder: Path, redi
         await p.accepted((await p.stats()).counters["accepted"] + 10)
         process.send_signal(signal.SIGKILL)
         with capture_logs() as logs:
-            await until(metric_of(worker, "episodes_failed"), lambda failed: failed > 0)
+            await until(metric_of(worker, "episodes_given_back"), lambda jobs: jobs > 0)
             admitted = (await p.stats()).counters["admitted"]
             groups: list[store_pb2.Group] = []
             while len(groups) < admitted:  # every group that was live at that moment is completed
@@ -145,9 +148,9 @@ async def test_a_killed_simulator_costs_only_its_own_episodes(folder: Path, redi
         assert {len(group.claims) for group in groups} == {2}
         stats, metrics = await p.stats(), worker.telemetry.metrics()
         again = sum(claim.key.attempt - 1 for group in groups for claim in group.claims)
-        assert again == stats.counters["failed"] == metrics["episodes_failed"]
+        assert again == stats.counters["given_back"] == metrics["episodes_given_back"]
         assert metrics["episodes_lost"] <= again <= 8  # two sessions of four slots
-        assert stats.counters["zeroed"] == stats.counters["expired"] == 0
+        assert stats.counters["failed"] == stats.counters["zeroed"] == stats.counters["expired"] == 0
         assert not task.done()
         assert {line["address"] for line in logs if line["event"] == "simulator lost"} == {address}
         # A replacement under the same address is found by itself.
@@ -170,7 +173,8 @@ async def test_a_worker_that_is_stopped_gives_its_jobs_back(folder: Path, redis_
         await asyncio.wait([task])
         stats = await p.stats()
         assert stats.granted_jobs == 0
-        assert stats.counters["failed"] > 0
+        assert stats.counters["given_back"] > 0
+        assert stats.counters["failed"] == 0
         _, other = await p.worker(await p.sim("s1", slots=4), name="w1")
         await p.accepted(stats.counters["accepted"] + 10)
         assert not other.done()
@@ -325,6 +329,23 @@ async def test_an_unanswered_request_for_jobs_is_repeated_as_the_same_request(
     await worker.take_jobs(4, 0.0, asking)
     first, repeated, next_one = store.asked
     assert first == repeated != next_one
+
+
+@pytest.mark.parametrize("answered", [False, True])
+async def test_jobs_granted_in_a_lost_reply_are_given_back_too(
+    runner: PolicyRunner, folder: Path, answered: bool
+) -> None:
+    worker, asking = alone(Unavailable("reply lost"), runner, folder), Asking()
+    store: Any = worker.store
+    await worker.take_jobs(4, 0.0, asking)
+    store.answer = store_pb2.NextJobsResponse(jobs=[make_job(1), make_job(2)])
+    if answered:
+        await worker.take_jobs(4, 0.0, asking)
+        store.answer = AssertionError("it was answered, so nothing is unknown")
+    desk, session = ScriptedDesk([], Random(0), asyncio.Event()), ScriptedSession(4, {}, Random(0))
+    await worker._give_back(Sampler(session, SPEC, desk, desk.draining), asking, "session ended")
+    assert desk.failed == ([] if answered else [1, 2])
+    assert desk.given_back == len(desk.failed)
 
 
 async def test_the_sampling_lane_says_what_it_waits_for(runner: PolicyRunner, folder: Path) -> None:

@@ -44,6 +44,36 @@ JOB_KIND_EVALUATE: JobKind.ValueType  # 2
 """An episode of an evaluation."""
 Global___JobKind: _TypeAlias = JobKind  # noqa: Y015
 
+class _FailCause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FailCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailCause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FAIL_CAUSE_UNSPECIFIED: _FailCause.ValueType  # 0
+    """Not stated: taken for the job's."""
+    FAIL_CAUSE_JOB: _FailCause.ValueType  # 1
+    """The job's: its start, task or episode cannot be used. Counts against the run's limit of attempts."""
+    FAIL_CAUSE_OUTSIDE: _FailCause.ValueType  # 2
+    """Something outside ended it: a simulator died, a worker was stopped. Does not count against the limit, or
+    members would score zero, and bias the data, because of where they ran. (A start that ends its simulator
+    every time is given up all the same, after many more attempts.)
+    """
+
+class FailCause(_FailCause, metaclass=_FailCauseEnumTypeWrapper):
+    """Whose fault a void episode was."""
+
+FAIL_CAUSE_UNSPECIFIED: FailCause.ValueType  # 0
+"""Not stated: taken for the job's."""
+FAIL_CAUSE_JOB: FailCause.ValueType  # 1
+"""The job's: its start, task or episode cannot be used. Counts against the run's limit of attempts."""
+FAIL_CAUSE_OUTSIDE: FailCause.ValueType  # 2
+"""Something outside ended it: a simulator died, a worker was stopped. Does not count against the limit, or
+members would score zero, and bias the data, because of where they ran. (A start that ends its simulator
+every time is given up all the same, after many more attempts.)
+"""
+Global___FailCause: _TypeAlias = FailCause  # noqa: Y015
+
 @_typing.final
 class RunSpec(_message.Message):
     """What a run is. Fixed for its life."""
@@ -79,7 +109,9 @@ class RunSpec(_message.Message):
     total_updates: _builtins.int
     """Updates after which no job is granted."""
     seed_base: _builtins.int
-    """First seed of the training start states; group g uses seed_base + g."""
+    """Chooses the training start states: group g uses the g-th seed of the training range for this base (see
+    services/common/seeds.py). Runs with different bases have different starts; no run leaves the training range.
+    """
     filter_uniform: _builtins.bool
     """Discard and replace groups whose members all have the same return."""
     max_attempts: _builtins.int
@@ -752,10 +784,13 @@ class FailJobRequest(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     evaluation: _builtins.str
     """Evaluation; empty for training."""
     reason: _builtins.str
     """Why."""
+    cause: Global___FailCause.ValueType
+    """Whose fault it was."""
     @_builtins.property
     def key(self) -> _common_pb2.JobKey:
         """The job."""
@@ -766,10 +801,11 @@ class FailJobRequest(_message.Message):
         key: _common_pb2.JobKey | None = ...,
         evaluation: _builtins.str = ...,
         reason: _builtins.str = ...,
+        cause: Global___FailCause.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "key", b"key", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "evaluation", b"evaluation", "key", b"key", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -802,6 +838,7 @@ class LeaseRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Run name."""
     epoch: _builtins.int
@@ -810,6 +847,10 @@ class LeaseRequest(_message.Message):
     """Groups wanted."""
     wait_seconds: _builtins.float
     """How long to wait for the first."""
+    cursor: _builtins.str
+    """Where the caller stands: `cursor` of its last answer in this epoch, "0-0" for its first call. A repeated call
+    gets the same groups, so none is lost with a reply. Empty: where this epoch's last answer ended.
+    """
     def __init__(
         self,
         *,
@@ -817,10 +858,11 @@ class LeaseRequest(_message.Message):
         epoch: _builtins.int = ...,
         count: _builtins.int = ...,
         wait_seconds: _builtins.float = ...,
+        cursor: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "epoch", b"epoch", "run", b"run", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "cursor", b"cursor", "epoch", b"epoch", "run", b"run", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -917,6 +959,9 @@ class LeaseResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUPS_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    cursor: _builtins.str
+    """Where the caller stands after these groups."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]:
         """In admission order."""
@@ -925,10 +970,11 @@ class LeaseResponse(_message.Message):
         self,
         *,
         groups: _abc.Iterable[Global___Group] | None = ...,
+        cursor: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "groups", b"groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1051,6 +1097,7 @@ class NackRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    DISCARD_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Run name."""
     epoch: _builtins.int
@@ -1059,6 +1106,8 @@ class NackRequest(_message.Message):
     """Group."""
     reason: _builtins.str
     """Why, for the dead-letter stream."""
+    discard: _builtins.bool
+    """Nothing is wrong with the group, it only teaches nothing: no dead letter."""
     def __init__(
         self,
         *,
@@ -1066,10 +1115,11 @@ class NackRequest(_message.Message):
         epoch: _builtins.int = ...,
         group: _builtins.int = ...,
         reason: _builtins.str = ...,
+        discard: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group", b"group", "reason", b"reason", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discard", b"discard", "epoch", b"epoch", "group", b"group", "reason", b"reason", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1441,8 +1491,8 @@ class GetStatsResponse(_message.Message):
     """Limit."""
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Counters by name: admitted, accepted, repeated, superseded, failed, expired, zeroed, discarded_uniform,
-        discarded_failed, dead, trained, acked, rolled_back, lost, accepted_steps, trained_steps.
+        """Counters by name: admitted, accepted, repeated, superseded, failed, given_back, expired, zeroed, discarded_uniform,
+        discarded_failed, discarded_batch, dead, trained, acked, rolled_back, lost, accepted_steps, trained_steps.
         """
 
     @_builtins.property

@@ -166,7 +166,7 @@ class StoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CloseRun(self, request, context):
-        """Ends a run: no further jobs are granted; workers see reason "finished".
+        """Ends a run: no further jobs for training are granted; workers see reason "finished". Evaluations go on.
 
         Errors:
         * `ABORTED`: an older epoch.
@@ -268,7 +268,8 @@ class StoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Nack(self, request, context):
-        """Refuses one leased group for a stated reason: it goes to the dead-letter stream and is replaced.
+        """Refuses one leased group for a stated reason: it goes to the dead-letter stream and is replaced. With
+        `discard` it is only counted and replaced.
 
         Errors:
         * `ABORTED`: an older epoch.

@@ -56,7 +56,7 @@ class StoreServiceStub:
     * `NOT_FOUND`: no such run (yet).
     """
     CloseRun: _grpc.UnaryUnaryMultiCallable[_store_pb2.CloseRunRequest, _store_pb2.CloseRunResponse]
-    """Ends a run: no further jobs are granted; workers see reason "finished".
+    """Ends a run: no further jobs for training are granted; workers see reason "finished". Evaluations go on.
 
     Errors:
     * `ABORTED`: an older epoch.
@@ -122,7 +122,8 @@ class StoreServiceStub:
     * `ABORTED`: an older epoch.
     """
     Nack: _grpc.UnaryUnaryMultiCallable[_store_pb2.NackRequest, _store_pb2.NackResponse]
-    """Refuses one leased group for a stated reason: it goes to the dead-letter stream and is replaced.
+    """Refuses one leased group for a stated reason: it goes to the dead-letter stream and is replaced. With
+    `discard` it is only counted and replaced.
 
     Errors:
     * `ABORTED`: an older epoch.
@@ -195,7 +196,7 @@ class StoreServiceAsyncStub(StoreServiceStub):
     * `NOT_FOUND`: no such run (yet).
     """
     CloseRun: _aio.UnaryUnaryMultiCallable[_store_pb2.CloseRunRequest, _store_pb2.CloseRunResponse]  # type: ignore[assignment]
-    """Ends a run: no further jobs are granted; workers see reason "finished".
+    """Ends a run: no further jobs for training are granted; workers see reason "finished". Evaluations go on.
 
     Errors:
     * `ABORTED`: an older epoch.
@@ -261,7 +262,8 @@ class StoreServiceAsyncStub(StoreServiceStub):
     * `ABORTED`: an older epoch.
     """
     Nack: _aio.UnaryUnaryMultiCallable[_store_pb2.NackRequest, _store_pb2.NackResponse]  # type: ignore[assignment]
-    """Refuses one leased group for a stated reason: it goes to the dead-letter stream and is replaced.
+    """Refuses one leased group for a stated reason: it goes to the dead-letter stream and is replaced. With
+    `discard` it is only counted and replaced.
 
     Errors:
     * `ABORTED`: an older epoch.
@@ -349,7 +351,7 @@ class StoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _store_pb2.CloseRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.CloseRunResponse, _abc.Awaitable[_store_pb2.CloseRunResponse]]:
-        """Ends a run: no further jobs are granted; workers see reason "finished".
+        """Ends a run: no further jobs for training are granted; workers see reason "finished". Evaluations go on.
 
         Errors:
         * `ABORTED`: an older epoch.
@@ -469,7 +471,8 @@ class StoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _store_pb2.NackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.NackResponse, _abc.Awaitable[_store_pb2.NackResponse]]:
-        """Refuses one leased group for a stated reason: it goes to the dead-letter stream and is replaced.
+        """Refuses one leased group for a stated reason: it goes to the dead-letter stream and is replaced. With
+        `discard` it is only counted and replaced.
 
         Errors:
         * `ABORTED`: an older epoch.

@@ -1,4 +1,5 @@
--- ARGV: 2 unit, 3 member, 4 attempt, 5 reason.
+-- ARGV: 2 unit, 3 member, 4 attempt, 5 reason, 6 "1" if it was not the job's fault.
+local MAX_OUTSIDE = 32 -- a start that ends its simulator every time must not hold up the run for ever
 local unit, member, attempt = ARGV[2], ARGV[3], ARGV[4]
 local key = P .. unit
 if not M.epoch then return { 'NO_RUN' } end
@@ -11,8 +12,11 @@ if state[1] ~= attempt or state[3] or call('HEXISTS', key, 'c:' .. member) == 1 
 end
 unassign(unit, member)
 call('HSET', key, 'l:' .. member, attempt)
-count(group_of(unit) and 'failed' or 'evaluation_failed')
-if call('HINCRBY', key, 'f:' .. member, 1) >= tonumber(M.max_attempts) then
+local outside = ARGV[6] == '1'
+count((group_of(unit) and '' or 'evaluation_') .. (outside and 'given_back' or 'failed'))
+local field, limit = 'f:', tonumber(M.max_attempts)
+if outside then field, limit = 'o:', MAX_OUTSIDE end
+if call('HINCRBY', key, field .. member, 1) >= limit then
   call('ZREM', FREE_EVAL, unit .. '|' .. member)
   give_up(unit, member, ARGV[5])
 else

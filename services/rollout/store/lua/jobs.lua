@@ -1,7 +1,7 @@
 -- Jobs: who holds which, and what happens when nobody does any more.
 --
 -- Fields of a unit's hash, per member: a attempt granted last, h worker that holds it, l attempt that failed last,
--- f failures, x expiries, c accepted claim (empty: scores zero), b blob, z final failure. A worker's hash "w:<name>"
+-- f failures, o failures that were not its fault, x expiries, c accepted claim (empty: scores zero), b blob, z final failure. A worker's hash "w:<name>"
 -- has the jobs that it holds, each with the id of the request that granted it.
 -- An attempt whose grant expired stays acceptable until the next one is granted; a failed one does not.
 local MAX_EXPIRIES = 8 -- a start that ends its worker every time must not hold up the run for ever

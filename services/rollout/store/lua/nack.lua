@@ -1,4 +1,4 @@
--- ARGV: 2 epoch, 3 group, 4 reason.
+-- ARGV: 2 epoch, 3 group, 4 reason, 5 "1" to discard it without a dead letter.
 local refused = fenced(ARGV[2])
 if refused then return refused end
 local group = ARGV[3]
@@ -9,5 +9,9 @@ if not live then return { 'MISSING', 'there is no group ' .. group } end
 if call('ZSCORE', OPEN, group) or call('ZSCORE', READY, group) then
   return { 'INVALID', 'group ' .. group .. ' is not leased' }
 end
-bury(group, ARGV[4])
+if ARGV[5] == '1' then
+  discard(group, 'discarded_batch')
+else
+  bury(group, ARGV[4])
+end
 return { 'OK' }

@@ -32,9 +32,7 @@ for i = 1, #holds, 2 do
 end
 
 local reason = ''
-if #jobs == 0 and M.finished == '1' then
-  reason = 'finished'
-elseif #jobs == 0 then
+if #jobs == 0 then
   while #jobs < wanted do
     local job = call('ZRANGE', FREE_EVAL, 0, 0)[1]
     if not job then break end
@@ -42,7 +40,8 @@ elseif #jobs == 0 then
     assign(job, worker, request)
     grant(job)
   end
-  while #jobs < wanted do
+  if #jobs == 0 and M.finished == '1' then reason = 'finished' end
+  while #jobs < wanted and M.finished ~= '1' do
     local job = call('ZRANGE', FREE, 0, 0)[1]
     local rank
     if job then

@@ -13,5 +13,5 @@ for _, blob in ipairs(call('ZRANGEBYSCORE', PENDING, 1, now())) do
 end
 local garbage = call('SRANDMEMBER', GARBAGE, 256)
 local at_rest = M.finished == '1' and #garbage == 0
-for _, set in ipairs({ PENDING, EVICTABLE, GRANTS, WORKERS }) do at_rest = at_rest and call('ZCARD', set) == 0 end
+for _, set in ipairs({ PENDING, EVICTABLE, GRANTS, WORKERS, FREE_EVAL }) do at_rest = at_rest and call('ZCARD', set) == 0 end
 return { 'OK', garbage, at_rest and 1 or 0 }
