@@ -26,7 +26,7 @@ from mani_skill.utils import assets, common
 from mani_skill.utils.registration import REGISTERED_ENVS
 from safetensors import SafetensorError
 
-from services.common.errors import ConfigError, InvalidInput, NotFound, Unsupported
+from services.common.errors import ConfigError, InvalidInput, Unsupported
 from services.common.spec import ActionSpec, Array, SimSpec, Starts, TaskSpec, TensorSpec
 
 INSTRUCTIONS = {
@@ -113,7 +113,7 @@ def make_env(task: str, options: ManiSkillOptions, num_envs: int, sim_backend: s
     for module in options.modules:
         importlib.import_module(module)
     if task not in REGISTERED_ENVS:
-        raise NotFound(f"unknown ManiSkill task {task!r}; known ones include {', '.join(sorted(INSTRUCTIONS)[:6])}")
+        raise ConfigError(f"unknown ManiSkill task {task!r}; known ones include {', '.join(sorted(INSTRUCTIONS)[:6])}")
     _require_assets(task)
     images = options.observation != "state"
     cameras = {"width": options.image_size, "height": options.image_size, "shader_pack": options.shader}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.errors import ConfigError, InvalidInput, NotFound
+from services.common.errors import ConfigError, InvalidInput
 from services.common.seeds import demonstration_seed, training_seed
 from services.common.spec import FloatArray, IntArray
 from services.sim.vector import Start
@@ -221,7 +221,7 @@ def test_start_states_of_another_task_or_broken_ones_are_refused(sim: Any) -> No
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"tasks": ("Nope-v1",)}, NotFound, "unknown ManiSkill task 'Nope-v1'"),
+        ({"tasks": ("Nope-v1",)}, ConfigError, "unknown ManiSkill task 'Nope-v1'"),
         ({"control_mode": "telepathy"}, ConfigError, "control_mode = 'telepathy' is impossible"),
         ({"reward": "praise"}, ConfigError, "expected sparse, dense, normalized_dense"),
         ({"observation": "smell"}, ConfigError, "expected state, rgb"),

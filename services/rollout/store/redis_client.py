@@ -72,10 +72,15 @@ class RedisLink:
         """Wait for Redis, then refuse one that is too old or may evict keys.
 
         Raises:
-            Unavailable: it does not answer within the patience.
+            ConfigError: it does not answer within the patience.
             Unsupported: too old, or maxmemory-policy is not noeviction.
         """
-        info = await self.retrying("connect", lambda: self.client.info())
+        try:
+            info = await self.retrying("connect", lambda: self.client.info())
+        except Unavailable as error:
+            raise ConfigError(
+                f"{error} Start a Redis or Valkey server there, or let `redis` name the address of one that runs"
+            ) from error
         version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
         if version < OLDEST_REDIS:
             raise Unsupported(f"Redis at {self.address} is {info['redis_version']}; expected 6.2 or newer, or Valkey")
