@@ -43,8 +43,8 @@ WORKDIR /data
 DOCKERFILE
 }
 
-# Enough updates that the run does not end under the check. Otherwise: what `--scale sim=3 --scale rollout=2` does; podman-compose takes the flag for one service only. And podman 4 knows
-# a tmpfs volume's size only as a quota of XFS.
+# What `--scale sim=3 --scale rollout=2` does; podman-compose takes the flag for one service only. More updates than the
+# check waits for, so that the run does not end under it. And podman 4 knows a tmpfs volume's size only as a quota of XFS.
 write_scale() {
     cat >"$scratch/scale.yml" <<'YAML'
 services:
