@@ -6,7 +6,7 @@ Pure functions on tensors. Groups may have any size and their members may come i
 import torch
 from torch import Tensor
 
-from services.learner.config import Normalisation
+from services.learner.objective import Normalisation
 
 EPSILON = 1e-6
 

@@ -11,6 +11,8 @@ from services.learner.checkpointer import Checkpointer
 from services.learner.collected import Collected
 from services.learner.config import LearnerConfig
 from services.learner.distribution import Distribution, Publisher
+from services.learner.episodes import EpisodeRules
+from services.learner.imitation import Imitation
 from services.learner.journal import Journal
 from services.learner.lanes import Lanes
 from services.learner.ledger import Ledger
@@ -53,7 +55,7 @@ def build_loop(
     prepare_torch(config)
     root = _output_folder(config)
     state = start_or_resume(config)
-    updater = Updater(state.policy, config)
+    updater = Updater(state.policy, config, state.reference, Imitation.from_config(state.policy, config))
     restore_optimiser(updater, state)
     session, failures = Session(), Failures()
     collected = Collected(window=config.group_size * config.groups_per_update)
@@ -65,6 +67,7 @@ def build_loop(
         collected,
         ledger,
         state.policy,
+        EpisodeRules(config.score, config.reward_range, bootstraps=not config.groups),
         config.groups_per_update * config.prefetch_updates,
         telemetry,
         failures,

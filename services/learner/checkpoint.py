@@ -1,6 +1,7 @@
 """A checkpoint: everything that the next learner needs to go on as if nothing had happened.
 
     policy.json, weights-*  the policy, as `dvla sft` writes it and `dvla eval` reads it
+    average/                a policy of the averaged weights, if the run keeps an average
     optimiser.safetensors   Adam's moments
     random.safetensors      states of torch's generators
     learner.json            version, lineage, groups trained since the last confirmed ack, totals
@@ -11,7 +12,7 @@ safetensors and JSON only: reading a checkpoint runs no code.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -25,9 +26,10 @@ from services.learner.durable import parse_version, write_folder
 from services.learner.lineage import Lineage
 from services.learner.session import Consumed
 from services.policies.base import Policy
-from services.policies.checkpoint import load_checkpoint, save_checkpoint
+from services.policies.checkpoint import load_checkpoint, save_checkpoint, save_weights
 
 FORMAT = "dvla-learner-1"
+_AVERAGE = "average"
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class LearnerState:
     lineage: Lineage
     consumed: Consumed
     totals: Mapping[str, float]
+    average: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def write_checkpoint(root: Path, state: LearnerState) -> Path:
@@ -52,6 +55,8 @@ def write_checkpoint(root: Path, state: LearnerState) -> Path:
 
     def fill(folder: Path) -> None:
         save_checkpoint(folder, state.policy)
+        if state.average:
+            save_weights(folder / _AVERAGE, state.policy.spec.config, state.average)
         save_file(dict(state.optimiser), folder / "optimiser.safetensors")
         save_file(dict(state.random), folder / "random.safetensors")
         facts = {
@@ -74,6 +79,7 @@ def read_checkpoint(folder: Path) -> LearnerState:
         version = parse_version(facts["version"])
         if facts["format"] != FORMAT or version is None:
             raise InvalidInput(f"{str(folder)!r} has format {facts['format']}; this program reads {FORMAT}")
+        averaged = folder / _AVERAGE
         return LearnerState(
             run=facts["run"],
             version=version,
@@ -83,6 +89,7 @@ def read_checkpoint(folder: Path) -> LearnerState:
             lineage=Lineage.from_json(facts["lineage"]),
             consumed=Consumed.from_json(facts["consumed"]),
             totals=facts["totals"],
+            average=load_checkpoint(averaged).trainable_state() if averaged.is_dir() else {},
         )
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise InvalidInput(f"{str(folder)!r} is no checkpoint of a learner: {error!r}") from error

@@ -2,27 +2,22 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, get_args
+from typing import Literal, get_args
 
 from services.common.config import RoleConfig
 from services.common.delta import DeltaRule
 from services.common.errors import ConfigError
+from services.learner.objective import ObjectiveSettings
 
 Mode = Literal["async", "sync"]
-Score = Literal["success", "sum"]
 OnFailure = Literal["zero", "discard"]
-Algorithm = Literal["grpo"]
-Normalisation = Literal["std", "mean", "leave-one-out"]
-Objective = Literal["clipped", "decoupled"]
-Level = Literal["token", "action", "chunk"]
-Weighting = Literal["trajectory", "token"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnerConfig(RoleConfig):
+class LearnerConfig(ObjectiveSettings, RoleConfig):
     """A learner trains one run. It opens the run in the store with the numbers given here."""
 
     listen: str = "127.0.0.1:50055"
@@ -42,8 +37,6 @@ class LearnerConfig(RoleConfig):
     """Address of the root weights server."""
     tasks: tuple[str, ...] = ()
     """Task ids, each with an optional relative weight, such as "PushCube-v1" or "PushCube-v1:2"."""
-    group_size: int = 8
-    """Episodes from one start state that are compared with each other, G."""
     groups_per_update: int = 8
     """Groups of one update, B."""
     updates: int = 10
@@ -57,14 +50,6 @@ class LearnerConfig(RoleConfig):
     """Seed of the order in which rows are trained, and of torch."""
     seed_base: int = 0
     """First index of the training start states."""
-    score: Score = "success"
-    """Return of an episode: "success" (1 if it ever succeeded) or "sum" (sum of rewards)."""
-    end_on_success: bool = True
-    """End training episodes on success."""
-    differential_reward: bool = False
-    """The simulator's reward is a change of potential, so that its sum does not punish finishing early."""
-    filter_uniform: bool = True
-    """The store discards and replaces groups whose episodes all scored the same."""
     max_attempts: int = 2
     """Failed attempts at an episode after which on_failure applies."""
     on_failure: OnFailure = "zero"
@@ -75,30 +60,6 @@ class LearnerConfig(RoleConfig):
     """Seconds without a sign of life after which a worker's jobs go to others."""
     close_run: bool = True
     """Close the run in the store after the last update, which sends the workers home."""
-
-    # The objective
-    algorithm: Algorithm = "grpo"
-    """Which loss."""
-    advantage: Normalisation = "std"
-    """Advantages within a group: divided by the standard deviation, only centred, or leave-one-out."""
-    objective: Objective = "decoupled"
-    """"clipped" compares with the policy that acted; "decoupled" clips around the policy at the start of the update
-    and weighs stale data by a truncated importance weight. Both are the same on data of the current weights; with
-    staleness 1, "clipped" lost up to half of the success in trials where "decoupled" lost none."""
-    ratio_level: Level | Literal["auto"] = "auto"
-    """Level of the importance ratios; "auto" takes the policy's own."""
-    weighting: Weighting = "trajectory"
-    """Every trajectory weighs the same, or every token."""
-    clip_low: float = 0.2
-    """Ratios are clipped below 1 - clip_low."""
-    clip_high: float = 0.2
-    """Ratios are clipped above 1 + clip_high."""
-    dual_clip: float = 0.0
-    """Bound for negative advantages, in advantages; above 1, or 0 for none."""
-    importance_cap: float = 2.0
-    """Largest importance weight of the decoupled objective."""
-    entropy_bonus: float = 0.0
-    """Reward of a nat of entropy per action dimension."""
 
     # The optimiser
     learning_rate: float = 1e-4
@@ -121,6 +82,11 @@ class LearnerConfig(RoleConfig):
     """Optimiser steps of one pass."""
     micro_rows: int = 256
     """Chunks scored at once; changes memory and speed, never the gradient."""
+    activation_checkpointing: bool = False
+    """Compute activations again in the backward pass in place of keeping them: less memory, a third more time."""
+    average: float = 0.0
+    """Decay of an exponential average of the weights, per optimiser step; checkpoints hold it in average/, for
+    evaluation. 0 for none."""
     threads: int = 1
     """CPU threads of torch."""
     device: str = "cpu"
@@ -181,16 +147,10 @@ class LearnerConfig(RoleConfig):
     def _check_choices(self) -> None:
         for name, kind in (
             ("mode", Mode),
-            ("score", Score),
             ("on_failure", OnFailure),
-            ("algorithm", Algorithm),
-            ("advantage", Normalisation),
-            ("objective", Objective),
-            ("weighting", Weighting),
             ("schedule", Schedule),
         ):
             self._one_of(name, get_args(kind))
-        self._one_of("ratio_level", ("auto", *get_args(Level)))
 
     def _check_names(self) -> None:
         for name in ("run", "model"):
@@ -212,7 +172,6 @@ class LearnerConfig(RoleConfig):
             self._refuse("device", "cpu, cuda or cuda:N")
 
     def _check_run(self) -> None:
-        self._at_least("group_size", 2, f"because {self.algorithm} compares the episodes of a group")
         for name in ("groups_per_update", "updates", "max_attempts", "episode_bytes"):
             self._at_least(name, 1)
         for name in ("seed", "seed_base"):
@@ -222,26 +181,6 @@ class LearnerConfig(RoleConfig):
             self._at_least("staleness", 0)
         if self.mode == "sync" and self.staleness_bound != 0:
             self._refuse("staleness", "0 in mode sync, which takes strict turns; leave it out or use mode async")
-        if self.score == "sum" and self.end_on_success and not self.differential_reward:
-            self._refuse(
-                "score",
-                "success together with end_on_success, because a summed dense reward then punishes finishing early; "
-                "set end_on_success = false, or differential_reward = true if the reward is a change of potential",
-            )
-        if self.differential_reward and self.score != "sum":
-            self._refuse("differential_reward", "false unless score = 'sum', the only score that reads rewards")
-
-    def _check_objective(self) -> None:
-        for name in ("clip_low", "clip_high"):
-            self._above(name, 0)
-        if self.clip_low >= 1:
-            self._refuse("clip_low", "less than 1, because a ratio is never negative")
-        if self.dual_clip != 0 and self.dual_clip <= 1:
-            self._refuse("dual_clip", "more than 1 (3 is usual), or 0 for none")
-        self._at_least("importance_cap", 1)
-        if self.objective == "clipped" and self.importance_cap != LearnerConfig.importance_cap:
-            self._refuse("importance_cap", "no such setting unless objective = 'decoupled', the only one that reads it")
-        self._at_least("entropy_bonus", 0)
 
     def _check_optimiser(self) -> None:
         for name in ("learning_rate", "grad_clip"):
@@ -251,6 +190,8 @@ class LearnerConfig(RoleConfig):
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 self._refuse(name, "0 or more and less than 1")
+        if not 0 <= self.average < 1:
+            self._refuse("average", "0 or more and less than 1 (0.99 is usual)")
         for name in ("epochs", "minibatches", "micro_rows", "threads"):
             self._at_least(name, 1)
         episodes = self.group_size * self.groups_per_update
@@ -269,23 +210,6 @@ class LearnerConfig(RoleConfig):
         self._above("starved_seconds", 0)
         if not 0 <= self.stop_at_success <= 1:
             self._refuse("stop_at_success", "0 to 1")
-
-    def _one_of(self, name: str, allowed: tuple[str, ...]) -> None:
-        if getattr(self, name) not in allowed:
-            self._refuse(name, f"one of {', '.join(allowed)}")
-
-    def _at_least(self, name: str, low: float, reason: str = "") -> None:
-        value = getattr(self, name)
-        if not low <= value < float("inf"):
-            self._refuse(name, f"{low} or more{', ' + reason if reason else ''}")
-
-    def _above(self, name: str, low: float) -> None:
-        if not low < getattr(self, name) < float("inf"):
-            self._refuse(name, f"more than {low}")
-
-    def _refuse(self, name: str, expected: str) -> NoReturn:
-        value: Any = getattr(self, name)
-        raise ConfigError(f"learner setting {name} = {value!r}; expected {expected}")
 
 
 def _task_share(text: str) -> tuple[str, float]:

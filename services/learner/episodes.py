@@ -14,7 +14,18 @@ from torch import Tensor
 from services.common.errors import InvalidInput
 from services.common.spec import Array
 from services.common.trajectory import Trajectory, instruction_text, prefixed, validate
+from services.learner.objective import Score
+from services.learner.rewards import check_range, step_rewards
 from services.policies.base import Inputs, Policy, PolicySpec, Record
+
+
+@dataclass(frozen=True)
+class EpisodeRules:
+    """What a run wants of its episodes. bootstraps: a truncated one needs its final observation (PPO)."""
+
+    score: Score = "success"
+    reward_range: tuple[float, ...] = ()
+    bootstraps: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,8 @@ class Rows:
 
     inputs, record: what the policy reads, [N, ...]. behaviour: float32 [N, C, D], log-probability of the policy
     that acted. mask: bool [N, C], actions that may carry gradient. version: int64 [N, 2], (epoch, update).
-    executed: int64 [N], control steps. episode: int64 [N], index of the row's episode.
+    reward: float32 [N, C], of the control steps, as `rewards.step_rewards` gives them. action: float32 [N, C, D],
+    environment units. executed: int64 [N], control steps. episode: int64 [N], index of the row's episode.
     """
 
     inputs: Inputs
@@ -43,6 +55,8 @@ class Rows:
     behaviour: Tensor
     mask: Tensor
     version: Tensor
+    reward: Tensor
+    action: Tensor
     executed: Tensor
     episode: Tensor
 
@@ -57,6 +71,8 @@ class Rows:
             behaviour=change(self.behaviour),
             mask=change(self.mask),
             version=change(self.version),
+            reward=change(self.reward),
+            action=change(self.action),
             executed=change(self.executed),
             episode=change(self.episode),
         )
@@ -71,19 +87,45 @@ class Rows:
             behaviour=torch.cat([part.behaviour for part in parts]),
             mask=torch.cat([part.mask for part in parts]),
             version=torch.cat([part.version for part in parts]),
+            reward=torch.cat([part.reward for part in parts]),
+            action=torch.cat([part.action for part in parts]),
             executed=torch.cat([part.executed for part in parts]),
             episode=torch.cat([part.episode for part in parts]),
         )
 
 
 @dataclass(frozen=True)
+class Finals:
+    """The observations at which episodes were cut off by a limit, E of them; those that terminated have none.
+
+    inputs: what the policy reads, [E, ...]. episode: int64 [E].
+    """
+
+    inputs: Inputs
+    episode: Tensor
+
+    @staticmethod
+    def join(parts: Sequence["Finals"]) -> "Finals":
+        """One after another; every `episode` must count in one common index already."""
+        names = parts[0].inputs
+        return Finals(
+            inputs={name: torch.cat([part.inputs[name] for part in parts]) for name in names},
+            episode=torch.cat([part.episode for part in parts]),
+        )
+
+
+@dataclass(frozen=True)
 class PreparedGroup:
-    """A group ready for training. rows: None if no member has a trajectory; `episode` indexes `members`."""
+    """A group ready for training. rows: None if no member has a trajectory; `episode` indexes `members`.
+
+    finals: None if none of them was cut off, or if nobody wants to know.
+    """
 
     group: int
     task: str
     members: tuple[Member, ...]
     rows: Rows | None
+    finals: Finals | None = None
 
     @property
     def informative(self) -> bool:
@@ -92,7 +134,9 @@ class PreparedGroup:
         return min(scores) != max(scores)
 
 
-def prepare_group(group: int, task: str, members: Sequence[Member], policy: Policy) -> PreparedGroup:
+def prepare_group(
+    group: int, task: str, members: Sequence[Member], policy: Policy, rules: EpisodeRules = EpisodeRules()
+) -> PreparedGroup:
     """Validate and preprocess one group; raises InvalidInput naming the member and what is wrong with it."""
     if not members:
         raise InvalidInput(f"group {group} has no members")
@@ -102,14 +146,34 @@ def prepare_group(group: int, task: str, members: Sequence[Member], policy: Poli
         if member.trajectory is not None:
             try:
                 _check_member(member.trajectory, policy.spec)
+                check_range(member.trajectory, rules.reward_range)
             except InvalidInput as error:
                 raise InvalidInput(f"member {index} of group {group}: {error}") from error
     present = [(index, member.trajectory) for index, member in enumerate(members) if member.trajectory is not None]
-    rows = _rows(present, policy) if present else None
-    return PreparedGroup(group, task, tuple(members), rows)
+    rows = _rows(present, policy, rules) if present else None
+    finals = _finals(present, policy) if rules.bootstraps else None
+    return PreparedGroup(group, task, tuple(members), rows, finals)
 
 
-def _rows(present: Sequence[tuple[int, Trajectory]], policy: Policy) -> Rows:
+def _finals(present: Sequence[tuple[int, Trajectory]], policy: Policy) -> Finals | None:
+    """Never at a termination, nor when both ends coincide: there is no value beyond it."""
+    cut = [(index, trajectory) for index, trajectory in present if not trajectory["ends"][0]]
+    if not cut:
+        return None
+    for index, trajectory in cut:
+        if missing := [name for name in policy.spec.observation if f"final_obs/{name}" not in trajectory]:
+            raise InvalidInput(
+                f"member {index} was truncated but has no final observation {missing[0]!r}, which its value needs; "
+                "expected workers of a run with final_observation"
+            )
+    trajectories = [trajectory for _, trajectory in cut]
+    observation = {name: _joined(trajectories, f"final_obs/{name}") for name in policy.spec.observation}
+    with torch.no_grad():
+        inputs = policy.preprocess(observation, [instruction_text(trajectory) for trajectory in trajectories])
+    return Finals(inputs, torch.tensor([index for index, _ in cut]))
+
+
+def _rows(present: Sequence[tuple[int, Trajectory]], policy: Policy, rules: EpisodeRules) -> Rows:
     spec = policy.spec
     trajectories = [trajectory for _, trajectory in present]
     counts = [len(trajectory["reward"]) for trajectory in trajectories]
@@ -131,6 +195,8 @@ def _rows(present: Sequence[tuple[int, Trajectory]], policy: Policy) -> Rows:
         behaviour=torch.from_numpy(_joined(trajectories, "log_prob")),
         mask=mask,
         version=torch.from_numpy(_joined(trajectories, "version")),
+        reward=torch.from_numpy(np.concatenate([step_rewards(each, rules.score) for each in trajectories])),
+        action=torch.from_numpy(_joined(trajectories, "action")),
         executed=executed,
         episode=torch.tensor([index for index, _ in present]).repeat_interleave(torch.tensor(counts)),
     )

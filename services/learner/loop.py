@@ -86,7 +86,8 @@ class TrainingLoop:
         config, state = self._config, self._state
         self._progress.state = "training"
         with self._lane.during(BUSY):
-            batch = build_batch(groups, state.update, state.lineage, config.advantage, config.device)
+            batch = build_batch(groups, state.update, state.lineage, config.normalisation, config.device)
+            batch = batch and self._updater.judge(batch)
             if batch is None or not batch.informative:
                 self._refuse(groups)
                 return

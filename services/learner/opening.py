@@ -25,7 +25,7 @@ def run_spec(config: LearnerConfig, policy: PolicySpec) -> store_pb2.RunSpec:
         total_updates=config.updates,
         tasks=[store_pb2.TaskShare(task=task, weight=weight) for task, weight in config.task_shares],
         seed_base=config.seed_base,
-        filter_uniform=config.filter_uniform,
+        filter_uniform=config.filters_uniform,
         max_attempts=config.max_attempts,
         on_failure=config.on_failure,
         episode_bytes=config.episode_bytes,
@@ -34,8 +34,8 @@ def run_spec(config: LearnerConfig, policy: PolicySpec) -> store_pb2.RunSpec:
         end_on_success=config.end_on_success,
         grant_seconds=config.grant_seconds,
         observation=policy.observation,
-        same_start=True,  # the algorithms here compare the members of a group
-        final_observation=False,  # and none of them bootstraps from values
+        same_start=config.groups,  # their members are compared
+        final_observation=not config.groups,  # values are bootstrapped where an episode was cut off
     )
 
 

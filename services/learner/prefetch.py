@@ -12,7 +12,7 @@ import structlog
 from services.common.errors import Exhausted, InvalidInput, NotFound, Superseded, Unavailable
 from services.common.telemetry import BUSY, Telemetry
 from services.learner.collected import Collected
-from services.learner.episodes import PreparedGroup, prepare_group
+from services.learner.episodes import EpisodeRules, PreparedGroup, prepare_group
 from services.learner.ledger import Ledger, see_statistics
 from services.learner.session import Consumed, Session
 from services.learner.source import LeasedGroup, Store
@@ -43,12 +43,13 @@ class Prefetch:
         collected: Collected,
         ledger: Ledger,
         policy: Policy,
+        rules: EpisodeRules,
         room: int,
         telemetry: Telemetry,
         failures: Failures,
     ) -> None:
         self._store, self._session, self._consumed, self._ledger = store, session, consumed, ledger
-        self._collected, self._policy, self._telemetry = collected, policy, telemetry
+        self._collected, self._policy, self._rules, self._telemetry = collected, policy, rules, telemetry
         self._ready: queue.Queue[ReadyGroup] = queue.Queue(room)
         self._lane = telemetry.lane("prefetch")
         self._thread = Background("prefetch", self._run, failures)
@@ -122,7 +123,7 @@ class Prefetch:
         for attempt in delays(self._thread.stopping):
             try:
                 members = self._store.fetch(leased)
-                group = prepare_group(leased.group, leased.task, members, self._policy)
+                group = prepare_group(leased.group, leased.task, members, self._policy, self._rules)
             except (Unavailable, Exhausted) as error:
                 self._tell("store", f"waiting: {error}", first=attempt == 0)
                 continue

@@ -1,5 +1,6 @@
 """Where a learner begins: at its newest complete checkpoint, or at the policy it is told to start from."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,27 +24,33 @@ log = structlog.get_logger()
 
 @dataclass
 class RunState:
-    """What the loop changes. update: updates done. epoch: of the newest checkpoint, 0 without one."""
+    """What the loop changes. update: updates done. epoch: of the newest checkpoint, 0 without one.
+
+    reference: the policy that the run started from, if the objective needs it.
+    """
 
     policy: Policy
+    reference: Policy | None = None
     update: int = 0
     epoch: int = 0
     lineage: Lineage = field(default_factory=Lineage)
     consumed: Consumed = field(default_factory=Consumed)
     totals: dict[str, float] = field(default_factory=dict)
     optimiser: Mapping[str, Tensor] = field(default_factory=dict)
+    average: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def start_or_resume(config: LearnerConfig) -> RunState:
     """The state to go on from. Raises ConfigError if checkpoint, run and policy do not belong together."""
     torch.manual_seed(config.seed)
     policy = _initial(config)
+    reference = copy.deepcopy(policy).eval().requires_grad_(False) if config.kl_weight else None
     root = Path(config.output) / "checkpoints"
     sweep_folders(root)
     folder = newest_folder(root)
     if folder is None:
         log.info("starting", init=config.init, policy=policy.spec.family)
-        return RunState(policy)
+        return RunState(policy, reference)
     saved = read_checkpoint(folder)
     if saved.run != config.run:
         raise ConfigError(
@@ -60,12 +67,14 @@ def start_or_resume(config: LearnerConfig) -> RunState:
     log.info("resuming", checkpoint=str(folder), version=str(saved.version))
     return RunState(
         policy=policy,
+        reference=reference,
         update=saved.version.update,
         epoch=saved.version.epoch,
         lineage=saved.lineage,
         consumed=saved.consumed,
         totals=dict(saved.totals),
         optimiser=saved.optimiser,
+        average=saved.average,
     )
 
 
@@ -73,6 +82,8 @@ def restore_optimiser(updater: Updater, state: RunState) -> None:
     """Give a new optimiser the moments of the checkpoint; raises ConfigError if they are of other parameters."""
     try:
         updater.load_optimiser_state(dict(state.optimiser))
+        if updater.average is not None and state.average:
+            updater.average.load_state(state.average)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"the checkpoint's optimiser does not fit the policy: {error}; start from init") from error
 

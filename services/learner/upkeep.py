@@ -15,6 +15,7 @@ from services.learner.progress import Progress
 from services.learner.resume import RunState
 from services.learner.threads import Stopwatch
 from services.learner.update import Updater
+from services.policies.base import Policy
 
 log = structlog.get_logger()
 
@@ -92,22 +93,24 @@ class Upkeep:
                     return
 
     def checkpoint(self) -> None:
-        """Copy the state for the checkpoint thread, unless that is still busy with the last one."""
-        checkpointer, state = self._lanes.checkpointer, self._state
-        if checkpointer.busy:
-            return
-        with self._lane.during("checkpoint"):
-            copied = LearnerState(
+        """Copy the state for the checkpoint thread; if that is still busy, the newest state waits for it."""
+        state, version, updater = self._state, self.version, self._updater
+
+        def capture(policy: Policy) -> LearnerState:
+            return LearnerState(
                 run=self._config.run,
-                version=self.version,
-                policy=checkpointer.copy_policy(),
-                optimiser={name: t.detach().cpu().clone() for name, t in self._updater.optimiser_state().items()},
+                version=version,
+                policy=policy,
+                optimiser={name: t.detach().to("cpu", copy=True) for name, t in updater.optimiser_state().items()},
                 random=random_state(self._config.device),
                 lineage=state.lineage,
                 consumed=state.consumed.copy(),
                 totals=dict(state.totals),
+                average=updater.average.state() if updater.average is not None else {},
             )
-            checkpointer.write(copied, self._progress.requests())
+
+        with self._lane.during("checkpoint"):
+            self._lanes.checkpointer.offer(capture, self._progress.requests())
 
     def attend(self) -> None:
         """What must be looked at while nothing is trained: failures, a lost run, checkpoints, starvation."""

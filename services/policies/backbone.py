@@ -4,9 +4,12 @@ Written for one CPU thread: few tokens (instruction bytes enter in groups), fuse
 block computes only the tokens that somebody reads.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from services.policies.base import Inputs
 from services.policies.config import PolicyConfig
@@ -27,7 +30,20 @@ def split_heads(features: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
     return features.view(batch, tokens, parts, heads, width // (parts * heads)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
+    """A layer that can save memory. recompute: its activations are computed again in the backward pass."""
+
+    recompute = False
+
+
+def run_layer(layer: Layer, *arguments: Any) -> Any:
+    """Call a layer, keeping only its arguments for the backward pass if it is to recompute."""
+    if layer.recompute and torch.is_grad_enabled():
+        return checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)
+    return layer(*arguments)
+
+
+class Block(Layer):
     """Pre-norm transformer block over [B, T, W]."""
 
     def __init__(self, width: int, heads: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from services.common.errors import InvalidInput
+from services.common.errors import ConfigError, DvlaError, InvalidInput
 from services.common.spec import Array, FloatArray
 from services.policies.noise import RowNoise
 
@@ -35,6 +35,9 @@ class PolicySpec:
     observation: tuple[str, ...]  # names of the observation tensors it reads
     mask_unexecuted: bool  # whether the learner masks unexecuted actions (token heads) or scores chunks whole (flow)
     config: dict[str, object]
+    has_value: bool = False  # whether act and evaluate give values
+    has_entropy: bool = True  # whether the entropy depends on the weights, so that a bonus for it does something
+    chunk_only: bool = False  # whether log_prob means something only as the sum over a whole chunk
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,26 @@ class Policy(nn.Module):
     @abstractmethod
     def sft_loss(self, inputs: Inputs, actions: Tensor, mask: Tensor, noise: RowNoise) -> Tensor:
         """Imitation loss per row [B] of environment-unit actions [B, C, D]; mask [B, C] marks valid steps."""
+
+    @torch.no_grad()
+    def estimate(self, inputs: Inputs) -> Tensor:
+        """Values float32 [B] of observations, without acting on them. Only with a value head."""
+        rows = len(next(iter(inputs.values())))
+        device = next(self.parameters()).device
+        value = self.act(inputs, "eval", RowNoise([""] * rows, device)).value
+        if value is None:
+            raise DvlaError(f"{self.spec.family} has no value head")
+        return value
+
+    def recompute_activations(self) -> None:
+        """From now on, compute activations again in the backward pass in place of keeping them."""
+        raise ConfigError(
+            f"{self.spec.family} offers no activation checkpointing; set activation_checkpointing = false"
+        )
+
+    def compile_layers(self) -> None:
+        """Have torch compile the network at its first use."""
+        raise ConfigError(f"{self.spec.family} cannot be compiled; set compile = false")
 
     def trainable_state(self) -> dict[str, Tensor]:
         """The tensors that training changes or that change the output, by `state_dict` name."""

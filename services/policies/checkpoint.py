@@ -6,6 +6,7 @@ run state are no part of this: the learner keeps its own.
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,26 @@ from services.policies.registry import build_policy
 
 FORMAT = "dvla-policy-1"
 _DESCRIPTION = "policy.json"
+_PIECE = 4 * 1024 * 1024
 
 
 def save_checkpoint(folder: Path, policy: Policy) -> None:
     """Write a policy, replacing the one that the folder may hold."""
+    save_weights(folder, policy.spec.config, policy.trainable_state())
+
+
+def save_weights(folder: Path, config: Mapping[str, object], weights: Mapping[str, torch.Tensor]) -> None:
+    """Write a policy of this configuration with these weights, replacing the one that the folder may hold."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.trainable_state().items()}
-    weights = safetensors.torch.save(state)
-    digest = xxhash.xxh3_128_hexdigest(weights)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    # Through a file: serialising to bytes holds up every other thread of the interpreter.
+    partial = folder / "weights.partial"
+    safetensors.torch.save_file(state, partial)
+    digest = _digest(partial)
     file = f"weights-{digest[:16]}.safetensors"
-    description = {"format": FORMAT, "config": policy.spec.config, "weights": {"file": file, "xxh3_128": digest}}
-    _write(folder / file, weights)
+    description = {"format": FORMAT, "config": dict(config), "weights": {"file": file, "xxh3_128": digest}}
+    _sync(partial)
+    os.replace(partial, folder / file)
     _write(folder / _DESCRIPTION, json.dumps(description, indent=2).encode())
     for old in folder.glob("weights-*.safetensors"):
         if old.name != file:
@@ -89,6 +99,19 @@ def _check_same(folder: Path, config: PolicyConfig, expected: PolicyConfig) -> N
                 f"the policy in {folder} has {name} = {own[name]!r}, this recipe asks for {value!r}: "
                 "change the recipe, or give another checkpoint"
             )
+
+
+def _digest(path: Path) -> str:
+    state = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            state.update(piece)
+    return state.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -14,7 +14,7 @@ from services.common.spec import SimSpec
 from services.policies.families import FLOW, OFT, family_target
 
 RatioLevel = Literal["token", "action", "chunk"]
-FlowMethod = Literal["sde", "noise"]
+FlowMethod = Literal["sde", "noise", "fpo"]
 Reduction = Literal["mean", "sum"]
 ActionNorm = Literal["quantile", "meanstd"]
 DType = Literal["float32", "bfloat16"]
@@ -59,12 +59,16 @@ class PolicyConfig:
     ratio_level: at which level the learner forms importance ratios; "auto" takes the family's own.
     temperature: of the token head's softmax while sampling.
     denoising_steps: K, of the flow head. noise_level: a, of Flow-SDE.
-    flow_method: "sde" (one random step is stochastic) or "noise" (all are, learned standard deviation).
+    flow_method: "sde" (one random step is stochastic), "noise" (all are, learned standard deviation) or "fpo" (none
+    is; minus the flow-matching loss stands in for the log-probability, per chunk only).
     noise_reduction: how Flow-Noise joins the K + 1 log-probabilities of a chain.
+    flow_samples: noise draws for the loss that FPO takes for a log-probability.
     value_head: whether there is one (PPO).
     token_spread: standard deviation, in normalised units, of the token head's soft imitation targets; 0 is one-hot.
     dropout: share of prefix features zeroed during imitation; never while acting or scoring.
     dtype: of the parameters; log-probabilities are float32 in any case.
+    autocast: compute in bfloat16 with float32 parameters, while acting and while scoring.
+    compile: the layers are compiled by torch, while acting and while scoring; needs a C++ compiler and minutes.
     options: settings of a custom policy.
     """
 
@@ -85,9 +89,12 @@ class PolicyConfig:
     flow_method: FlowMethod = "sde"
     noise_reduction: Reduction = "mean"
     noise_level: float = 0.5
+    flow_samples: int = 8
     value_head: bool = False
     dropout: float = 0.0
     dtype: DType = "float32"
+    autocast: bool = False
+    compile: bool = False
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -110,6 +117,11 @@ class PolicyConfig:
         return RATIO_LEVEL.get(self.family, "chunk") if self.ratio_level == "auto" else self.ratio_level
 
     @property
+    def chunk_only(self) -> bool:
+        """Whether its log-probability is that of a whole chunk only."""
+        return self.family == FLOW and self.flow_method == "fpo"
+
+    @property
     def observation(self) -> tuple[str, ...]:
         """Names of the observation tensors it reads."""
         return (("state",) if self.state_dim else ()) + tuple(f"rgb/{camera}" for camera in self.cameras)
@@ -124,7 +136,7 @@ class PolicyConfig:
             "state_dim": shapes["state"][0] if "state" in shapes else 0,
             "cameras": tuple(images),
         }
-        if images:
+        if images and settings.get("cameras", images):
             inferred["image_size"] = next(iter(images.values()))[0]
         return cls(**(inferred | settings))
 
@@ -166,7 +178,10 @@ class PolicyConfig:
         _one_of("ratio_level", self.ratio_level, (*get_args(RatioLevel), "auto"))
         _integer("chunk", self.chunk, 1, 1000)
         _integer("action_dim", self.action_dim, 1, 1000)
-        _boolean("value_head", self.value_head)
+        for name in ("value_head", "autocast", "compile"):
+            _boolean(name, getattr(self, name))
+        if self.autocast and self.dtype != "float32":
+            _refuse("autocast", True, "false with dtype = 'bfloat16', which computes in it anyway")
         _number("dropout", self.dropout, 0.0, 0.9)
 
     def _check_inputs(self) -> None:
@@ -190,10 +205,29 @@ class PolicyConfig:
         _one_of("flow_method", self.flow_method, get_args(FlowMethod))
         _one_of("noise_reduction", self.noise_reduction, get_args(Reduction))
         _number("noise_level", self.noise_level, 1e-3, 10.0)
-        if self.family == OFT and self.flow_method != "sde":
-            _refuse("flow_method", self.flow_method, f"no such setting, because {OFT} has no flow; use {FLOW} for it")
+        _integer("flow_samples", self.flow_samples, 1, 255)
+        if self.chunk_only and self.effective_ratio_level != "chunk":
+            _refuse("ratio_level", self.ratio_level, "chunk with flow_method = 'fpo', whose loss is that of a chunk")
+        self._check_read()
         if self.family == OFT and self.action_norm != "quantile":
             _refuse("action_norm", self.action_norm, f"quantile, because the token bins of {OFT} span [-1, 1]")
+
+    def _check_read(self) -> None:
+        """A setting that a built-in family does not read must keep its default: else somebody would believe in it."""
+        oft, flow = self.family == OFT, self.family == FLOW
+        for name, unread, reader in (
+            ("flow_method", oft, FLOW),
+            ("denoising_steps", oft, FLOW),
+            ("temperature", flow, OFT),
+            ("token_spread", flow, OFT),
+            ("noise_level", oft or (flow and self.flow_method != "sde"), f"{FLOW} with flow_method = 'sde'"),
+            ("noise_reduction", oft or (flow and self.flow_method != "noise"), f"{FLOW} with flow_method = 'noise'"),
+            ("flow_samples", oft or (flow and self.flow_method != "fpo"), f"{FLOW} with flow_method = 'fpo'"),
+            ("image_size", not self.cameras, "a policy with cameras"),
+            ("patch", not self.cameras, "a policy with cameras"),
+        ):
+            if unread and getattr(self, name) != getattr(PolicyConfig, name):
+                _refuse(name, getattr(self, name), f"no such setting here: only {reader} reads it; leave it out")
 
 
 def _refuse(name: str, value: object, expected: str) -> NoReturn:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from services.policies.backbone import attend, split_heads
+from services.policies.backbone import Layer, attend, run_layer, split_heads
 from services.policies.config import PolicyConfig
 
 Context = list[tuple[Tensor, Tensor]]
@@ -18,7 +18,7 @@ _TIME_WIDTH = 64
 _MODULATIONS = 6  # scale, shift and gate, for attention and for the MLP
 
 
-class ExpertLayer(nn.Module):
+class ExpertLayer(Layer):
     """One layer over [B, C, E]; `modulation` is [B or 1, 1, 6 E]."""
 
     def __init__(self, width: int, heads: int, head_dim: int) -> None:
@@ -72,6 +72,11 @@ class Expert(nn.Module):
             self.velocity_out.weight.mul_(0.1)
             self.velocity_out.bias.zero_()
 
+    @property
+    def expert_layers(self) -> list[ExpertLayer]:
+        """The layers, first to last."""
+        return [layer for layer in self.layers if isinstance(layer, ExpertLayer)]
+
     def modulations(self, time: Tensor) -> Tensor:
         """Flow times [T] to modulations [T, 1, M] of all layers; one row serves a whole batch at the same time."""
         phases = time.to(self.frequencies.dtype).unsqueeze(-1) * self.frequencies
@@ -84,8 +89,8 @@ class Expert(nn.Module):
         x = self.action_in(actions.to(self.position.dtype)) + self.position
         widths = [self.width * _MODULATIONS] * self.depth + [self.width] * 2
         *per_layer, scale, shift = modulations.split(widths, dim=-1)
-        for layer, keys_values, modulation in zip(self.layers, context, per_layer, strict=True):
-            x = layer(x, keys_values, modulation)
+        for layer, keys_values, modulation in zip(self.expert_layers, context, per_layer, strict=True):
+            x = run_layer(layer, x, keys_values, modulation)
         return ada_rms(x, scale, shift)
 
 

@@ -9,12 +9,14 @@ import math
 import torch
 from torch import Tensor, nn
 
+from services.common.errors import ConfigError
+from services.policies.backbone import Layer, run_layer
 from services.policies.base import Act, Evaluation, Inputs, Mode, Record
 from services.policies.config import PolicyConfig
 from services.policies.expert import Context, Expert
 from services.policies.noise import RowNoise
 from services.policies.oft import masked_mean
-from services.policies.tiny import TinyPolicy, exact
+from services.policies.tiny import TinyPolicy, exact, in_precision
 
 NOISE_STD = (0.08, 0.16)
 """Range of Flow-Noise's learned standard deviation, in normalised action units."""
@@ -25,6 +27,7 @@ _SFT_DRAWS = 4  # noise draws per imitation row: they share the prefix, which co
 class TinyFlow(TinyPolicy):
     """Record of "sde": `before`, `after` float32 [C, D] around the one stochastic step, its index `step` uint8 [], and
     the effective `steps` uint8 [] and `noise_level` float32 []. Record of "noise": `chain` float32 [K + 1, C, D].
+    Record of "fpo": `action` float32 [C, D], and `time` float32 [S] and `noise` float32 [S, C, D] of its loss.
 
     Later actions of a chunk influence earlier ones while denoising, so an executed chunk is scored whole.
     """
@@ -44,31 +47,57 @@ class TinyFlow(TinyPolicy):
         action = (config.chunk, config.action_dim)
         if config.flow_method == "noise":
             return {"chain": ((config.denoising_steps + 1, *action), "float32")}
+        if config.flow_method == "fpo":
+            draws = (config.flow_samples,)
+            return {"action": (action, "float32"), "time": (draws, "float32"), "noise": ((*draws, *action), "float32")}
         scalars = {"step": "uint8", "steps": "uint8", "noise_level": "float32"}
         return {"before": (action, "float32"), "after": (action, "float32")} | {n: ((), t) for n, t in scalars.items()}
 
+    @staticmethod
+    def entropy_depends_on_weights(config: PolicyConfig) -> bool:
+        """Only Flow-Noise learns its spread."""
+        return config.flow_method == "noise"
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The backbone's and the expert's."""
+        return [*super().layers, *self.expert.expert_layers]
+
     @torch.no_grad()
+    @in_precision
     def act(self, inputs: Inputs, mode: Mode, noise: RowNoise) -> Act:
         """Denoise a chunk: stochastically (train), or by the ODE from random noise with log-probability 0 (eval)."""
         context, value = self._read(inputs)
         x = noise.normal(self.config.chunk, self.config.action_dim)
         if mode == "eval":
             return self._act_ode(x, context, value)
-        return (self._act_sde if self.config.flow_method == "sde" else self._act_noise)(x, context, value, noise)
+        methods = {"sde": self._act_sde, "noise": self._act_noise, "fpo": self._act_fpo}
+        return methods[self.config.flow_method](x, context, value, noise)
 
+    @torch.no_grad()
+    @in_precision
+    def estimate(self, inputs: Inputs) -> Tensor:
+        """As the base class says."""
+        _, value = self._read(inputs)
+        if value is None:
+            raise ConfigError(f"this {self.spec.family} has no value head; set policy.value_head = true")
+        return value
+
+    @in_precision
     def evaluate(self, inputs: Inputs, record: Record) -> Evaluation:
         """Score the recorded denoising steps."""
         context, value = self._read(inputs)
-        log_prob, entropies = (self._score_step if "step" in record else self._score_chain)(record, context)
+        methods = {"sde": self._score_step, "noise": self._score_chain, "fpo": self._score_fpo}
+        log_prob, entropies = methods[self.config.flow_method](record, context)
         return Evaluation(log_prob, entropies.mean((1, 2)), entropies, value)
 
+    @in_precision
     def sft_loss(self, inputs: Inputs, actions: Tensor, mask: Tensor, noise: RowNoise) -> Tensor:
         """Flow-matching loss: squared error of the velocity at random times."""
         context, _ = self._read(inputs, noise)
         context = [(_repeat(key), _repeat(value)) for key, value in context]
         data = _repeat(self.normaliser.action(actions))
-        # t ~ Beta(1.5, 1) by its inverse CDF: more weight on the noisy end, where the observation decides (pi0).
-        time = 0.001 + 0.999 * noise.uniform(_SFT_DRAWS).flatten() ** (1.0 / 1.5)
+        time = _flow_times(noise, _SFT_DRAWS).flatten()
         epsilon = noise.normal(_SFT_DRAWS, *actions.shape[1:]).flatten(0, 1)
         at = time.view(-1, 1, 1)
         velocity = self._velocity(at * epsilon + (1.0 - at) * data, context, self.expert.modulations(time))
@@ -79,10 +108,20 @@ class TinyFlow(TinyPolicy):
 
     def _act_ode(self, x: Tensor, context: Context, value: Tensor | None) -> Act:
         """Deterministic integration; the log-probability is zero by definition."""
-        steps, start = self.config.denoising_steps, x
+        end = self._integrate(x, context)
+        return Act(end, self._ode_record(x, end), torch.zeros_like(end), value)
+
+    def _integrate(self, x: Tensor, context: Context) -> Tensor:
+        """From noise to actions by the ODE."""
         for modulation in self._schedule(x):
-            x = x - self._velocity(x, context, modulation) / steps
-        return Act(x, self._ode_record(start, x), torch.zeros_like(x), value)
+            x = x - self._velocity(x, context, modulation) / self.config.denoising_steps
+        return x
+
+    def _act_fpo(self, x: Tensor, context: Context, value: Tensor | None, noise: RowNoise) -> Act:
+        """The ODE from random noise; the loss of its end is recorded by the draws that it was taken at."""
+        action, draws = self._integrate(x, context), self.config.flow_samples
+        record = {"action": action, "time": _flow_times(noise, draws), "noise": noise.normal(draws, *x.shape[1:])}
+        return Act(action, record, self._score_fpo(record, context)[0], value)
 
     def _act_sde(self, x: Tensor, context: Context, value: Tensor | None, noise: RowNoise) -> Act:
         """All steps follow the ODE, except one, drawn per row, that follows the SDE."""
@@ -157,6 +196,20 @@ class TinyFlow(TinyPolicy):
         entropies = gaussian_entropy(std).unflatten(0, (batch, steps)).mean(1)
         return self._reduce(log_prob, steps), entropies
 
+    def _score_fpo(self, record: Record, context: Context) -> tuple[Tensor, Tensor]:
+        """Minus the flow-matching loss at the recorded draws (FPO, McAllister et al. 2025, equation 11).
+
+        loss = mean over draws, actions and dimensions of |v(x_t, t) - (e - a)|^2, so that the sum over a chunk of
+        what is returned is -loss, and the ratio of two policies exp(loss_old - loss_new). No likelihood, no entropy.
+        """
+        time, noise, action = record["time"], record["noise"], record["action"].unsqueeze(1)
+        draws, at = time.shape[1], time[..., None, None]
+        noisy = (at * noise + (1.0 - at) * action).flatten(0, 1)
+        repeated = [(_repeat(key, draws), _repeat(value, draws)) for key, value in context]
+        velocity = self._velocity(noisy, repeated, self.expert.modulations(time.flatten()))
+        error = (velocity.unflatten(0, (-1, draws)) - (noise - action)).square().mean(1)
+        return -error / (error.shape[1] * error.shape[2]), torch.zeros_like(error)
+
     def _reduce(self, log_prob: Tensor, steps: int) -> Tensor:
         """The chain's K + 1 terms, summed so far, as their mean if so configured: it keeps ratios within the clip."""
         return log_prob / (steps + 1) if self.config.noise_reduction == "mean" else log_prob
@@ -168,7 +221,7 @@ class TinyFlow(TinyPolicy):
         tokens, context = self.prefix(inputs, dropout), []
         *blocks, last = self.backbone.layers
         for block in blocks:
-            tokens, key, value = block(tokens)
+            tokens, key, value = run_layer(block, tokens)
             context.append((key, value))
         context.append(last.context(tokens))
         # The last block's own tokens have no reader but the value head, which does with those of the block before.
@@ -193,6 +246,10 @@ class TinyFlow(TinyPolicy):
         """A record of the usual shape, so that evaluation episodes can be stored; it is never trained on."""
         if self.config.flow_method == "noise":
             return {"chain": torch.stack([start, *[end] * self.config.denoising_steps], dim=1)}
+        if self.config.flow_method == "fpo":
+            draws = self.config.flow_samples
+            noise = start.unsqueeze(1).expand(-1, draws, -1, -1)
+            return {"action": end, "time": start.new_ones(len(start), draws), "noise": noise}
         step = torch.zeros(len(start), dtype=torch.uint8, device=start.device)
         return {"before": start, "after": end, "step": step} | self._settings(start)
 
@@ -227,6 +284,11 @@ def gaussian_log_prob(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 def gaussian_entropy(std: Tensor) -> Tensor:
     """Entropy in nats, per dimension."""
     return std.log() + 0.5 * (1.0 + _LOG_2PI)
+
+
+def _flow_times(noise: RowNoise, draws: int) -> Tensor:
+    """Flow times [B, draws] ~ Beta(1.5, 1) by its inverse CDF: more on the noisy end, where the observation decides."""
+    return 0.001 + 0.999 * noise.uniform(draws) ** (1.0 / 1.5)
 
 
 def _repeat(tensor: Tensor, times: int = _SFT_DRAWS) -> Tensor:

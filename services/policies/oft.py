@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from services.policies.backbone import run_layer
 from services.policies.base import Act, Evaluation, Inputs, Mode, Record
 from services.policies.config import PolicyConfig
 from services.policies.noise import RowNoise
-from services.policies.tiny import TinyPolicy, exact
+from services.policies.tiny import TinyPolicy, exact, in_precision
 
 BINS = 256
 
@@ -40,6 +41,7 @@ class TinyOft(TinyPolicy):
         return {"tokens": ((config.chunk, config.action_dim), "uint8"), "temperature": ((), "float32")}
 
     @torch.no_grad()
+    @in_precision
     def act(self, inputs: Inputs, mode: Mode, noise: RowNoise) -> Act:
         """Sample every token (train), or take the likeliest (eval); the actions are bin centres."""
         hidden = self._decode(inputs)
@@ -50,6 +52,7 @@ class TinyOft(TinyPolicy):
         record = {"tokens": tokens.to(torch.uint8), "temperature": temperature}
         return Act(self.centres[tokens], record, _pick(log_probs, tokens).float(), self.values(hidden))
 
+    @in_precision
     def evaluate(self, inputs: Inputs, record: Record) -> Evaluation:
         """Score the recorded token ids; they are never derived from actions."""
         hidden = self._decode(inputs)
@@ -59,11 +62,18 @@ class TinyOft(TinyPolicy):
             _pick(log_probs, record["tokens"].long()), entropies.mean((1, 2)), entropies, self.values(hidden)
         )
 
+    @in_precision
     def sft_loss(self, inputs: Inputs, actions: Tensor, mask: Tensor, noise: RowNoise) -> Tensor:
         """Cross-entropy against soft targets around the demonstrated action."""
         logits = self._logits(self._decode(inputs, noise))
         cross_entropy = -(self._targets(actions) * logits.log_softmax(-1)).sum(-1)  # (B, C, D)
         return masked_mean(cross_entropy, mask)
+
+    @torch.no_grad()
+    @in_precision
+    def estimate(self, inputs: Inputs) -> Tensor:
+        """As the base class says."""
+        return self.require_values(self._decode(inputs))
 
     def _decode(self, inputs: Inputs, dropout: RowNoise | None = None) -> Tensor:
         """Hidden states of the queries: [B, C * D, W]."""
@@ -71,7 +81,7 @@ class TinyOft(TinyPolicy):
         tokens = torch.cat([prefix, self.queries.expand(len(prefix), -1, -1)], dim=1)
         *blocks, last = self.backbone.layers
         for block in blocks:
-            tokens, _, _ = block(tokens)
+            tokens, _, _ = run_layer(block, tokens)
         hidden: Tensor = self.norm(last.last_tokens(tokens, len(self.queries)))
         return hidden
 

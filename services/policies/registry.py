@@ -23,6 +23,8 @@ def build_policy(config: PolicyConfig, seed: int = 0, device: torch.device | str
     # Buffers keep float32: statistics and bin centres are data, not parameters.
     for parameter in policy.parameters():
         parameter.data = parameter.data.to(DTYPES[config.dtype])
+    if config.compile:
+        policy.compile_layers()
     return policy.to(device)
 
 

@@ -52,14 +52,14 @@ def train_sft(policy: Policy, demos: Demos, config: SftConfig, progress: Progres
 
     Every step of every episode starts a chunk; steps past an episode's end are masked.
     """
-    _check_fit(policy, demos)
+    check_fit(policy, demos)
     fit_normalisation(policy, _states(policy, demos), demos.action)
     optimiser = torch.optim.AdamW(policy.parameters(), config.lr, weight_decay=config.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, config.steps))
     random = np.random.default_rng(config.seed)
     for step in range(config.steps):
         rows = random.integers(len(demos), size=config.batch)
-        loss = _loss(policy, demos, rows, f"sft/{config.seed}/{step}")
+        loss = imitation_loss(policy, demos, rows, f"sft/{config.seed}/{step}")
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), config.clip)
@@ -70,7 +70,8 @@ def train_sft(policy: Policy, demos: Demos, config: SftConfig, progress: Progres
     return policy
 
 
-def _loss(policy: Policy, demos: Demos, rows: IntArray, key: str) -> Tensor:
+def imitation_loss(policy: Policy, demos: Demos, rows: IntArray, key: str) -> Tensor:
+    """Mean imitation loss, with gradient, of the chunks that start at these rows; `key` keys the noise."""
     observation = {name: demos.observation[name][rows] for name in policy.spec.observation}
     inputs = policy.preprocess(observation, demos.texts(rows))
     actions, mask = chunk_at(demos, rows, policy.spec.chunk)
@@ -92,7 +93,8 @@ def _states(policy: Policy, demos: Demos) -> FloatArray | None:
     return demos.observation["state"].astype(np.float32) if "state" in policy.spec.observation else None
 
 
-def _check_fit(policy: Policy, demos: Demos) -> None:
+def check_fit(policy: Policy, demos: Demos) -> None:
+    """Refuse demonstrations that lack what the policy reads, or drive other actions; raises InvalidInput."""
     if missing := [name for name in policy.spec.observation if name not in demos.observation]:
         raise InvalidInput(
             f"the policy reads {', '.join(missing)}, the demonstrations hold {', '.join(demos.observation)}: "

@@ -1,22 +1,39 @@
 """What the tiny policies share: checked inputs, normalisation, backbone, value head."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from services.common.errors import InvalidInput
+from services.common.errors import ConfigError, InvalidInput
 from services.common.spec import Array, FloatArray
-from services.policies.backbone import BYTES_PER_TOKEN, Backbone
+from services.policies.backbone import BYTES_PER_TOKEN, Backbone, Layer
 from services.policies.base import Inputs, Policy, PolicySpec
 from services.policies.config import PolicyConfig
 from services.policies.noise import RowNoise
 from services.policies.normalise import Normaliser
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def in_precision(method: Method) -> Method:
+    """The method of a TinyPolicy computes in the precision that is configured, whoever calls it."""
+
+    @wraps(method)
+    def call(self: "TinyPolicy", *args: Any, **kwargs: Any) -> Any:
+        if not self.config.autocast:
+            return method(self, *args, **kwargs)
+        with torch.autocast(self.normaliser.action_scale.device.type, torch.bfloat16):
+            return method(self, *args, **kwargs)
+
+    return cast(Method, call)
 
 
 class TinyPolicy(Policy):
@@ -41,7 +58,30 @@ class TinyPolicy(Policy):
             observation=config.observation,
             mask_unexecuted=self.mask_unexecuted,
             config=config.to_json(),
+            has_value=config.value_head,
+            has_entropy=self.entropy_depends_on_weights(config),
+            chunk_only=config.chunk_only,
         )
+
+    @property
+    def layers(self) -> list[Layer]:
+        """All transformer layers."""
+        return list(self.backbone.layers)
+
+    def recompute_activations(self) -> None:
+        """As the base class says, layer by layer."""
+        for layer in self.layers:
+            layer.recompute = True
+
+    def compile_layers(self) -> None:
+        """As the base class says; batches of any size share one compilation."""
+        for layer in self.layers:
+            layer.compile(dynamic=True)
+
+    @staticmethod
+    def entropy_depends_on_weights(config: PolicyConfig) -> bool:
+        """Whether a bonus for entropy would do something."""
+        return True
 
     @staticmethod
     @abstractmethod
@@ -82,6 +122,13 @@ class TinyPolicy(Policy):
     def values(self, tokens: Tensor) -> Tensor | None:
         """Value estimates float32 [B] from tokens [B, T, W], if there is a value head."""
         return self.value(tokens.mean(dim=1)).float().squeeze(-1) if self.config.value_head else None
+
+    def require_values(self, tokens: Tensor) -> Tensor:
+        """As `values`, for a caller that cannot do without."""
+        value = self.values(tokens)
+        if value is None:
+            raise ConfigError(f"this {self.spec.family} has no value head; set policy.value_head = true")
+        return value
 
 
 def exact(tensor: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ SIM = SimSpec(
 
 
 def policy(folder: Path, **settings: Any) -> Path:
-    config = PolicyConfig(**{"action_dim": 2, "state_dim": 4, "image_size": 16} | settings)
+    images = {"image_size": 16} if settings.get("cameras") else {}
+    config = PolicyConfig(**{"action_dim": 2, "state_dim": 4} | images | settings)
     (folder / "policy.json").write_text(json.dumps({"config": config.to_json()}))
     return folder
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.learner.advantages import EPSILON, group_advantages
-from services.learner.config import Normalisation
+from services.learner.objective import Normalisation
 
 Floats = npt.NDArray[np.float64]
 KINDS: tuple[Normalisation, ...] = ("std", "mean", "leave-one-out")

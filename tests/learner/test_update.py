@@ -69,7 +69,7 @@ def test_micro_batches_do_not_change_the_update(family: str, objective: str, wei
     settings: dict[str, Any] = {
         "objective": objective,
         "weighting": weighting,
-        "entropy_bonus": 0.01,
+        "entropy_bonus": 0.01 if family == "tiny-oft" else 0.0,
         "learning_rate": 1e-4,
     }
     whole, metrics = trained(family, micro_rows=1000, **settings)

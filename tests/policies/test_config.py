@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from services.common.errors import ConfigError
 from services.common.spec import ActionSpec, SimSpec, TaskSpec, TensorSpec
-from services.policies.config import SIZES, PolicyConfig
+from services.policies.config import SIZES, DType, PolicyConfig
 from tests.policies.toys import make_config
 
 names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8)
@@ -24,10 +24,25 @@ def configs(draw: st.DrawFn) -> PolicyConfig:
     family = draw(st.sampled_from(["tiny-oft", "tiny-flow"]))
     cameras = tuple(draw(st.lists(names, unique=True, max_size=3)))
     patch = draw(st.sampled_from([4, 8]))
-    flow: dict[str, Any] = {}
+    own: dict[str, Any] = {}  # settings that this family reads; others are refused
     if family == "tiny-flow":
-        flow["flow_method"] = draw(st.sampled_from(["sde", "noise"]))
-        flow["action_norm"] = draw(st.sampled_from(["quantile", "meanstd"]))
+        own["flow_method"] = method = draw(st.sampled_from(["sde", "noise", "fpo"]))
+        own["action_norm"] = draw(st.sampled_from(["quantile", "meanstd"]))
+        own["denoising_steps"] = draw(st.integers(1, 20))
+        if method == "sde":
+            own["noise_level"] = draw(st.floats(0.01, 2))
+        elif method == "noise":
+            own["noise_reduction"] = draw(st.sampled_from(["mean", "sum"]))
+        else:
+            own["flow_samples"] = draw(st.integers(1, 20))
+    else:
+        own["temperature"] = draw(st.floats(0.01, 10))
+        own["token_spread"] = draw(st.floats(0, 1))
+    if cameras:
+        own |= {"patch": patch, "image_size": patch * draw(st.integers(1, 16))}
+    if own.get("flow_method") != "fpo":
+        own["ratio_level"] = draw(st.sampled_from(["auto", "token", "action", "chunk"]))
+    dtype: DType = draw(st.sampled_from(["float32", "bfloat16"]))
     return PolicyConfig(
         action_dim=draw(st.integers(1, 32)),
         family=family,
@@ -35,19 +50,14 @@ def configs(draw: st.DrawFn) -> PolicyConfig:
         chunk=draw(st.integers(1, 50)),
         state_dim=draw(st.integers(0 if cameras else 1, 99)),
         cameras=cameras,
-        patch=patch,
-        image_size=patch * draw(st.integers(1, 16)),
         instruction_bytes=draw(st.integers(1, 256)),
-        ratio_level=draw(st.sampled_from(["auto", "token", "action", "chunk"])),
-        temperature=draw(st.floats(0.01, 10)),
-        denoising_steps=draw(st.integers(1, 20)),
-        noise_reduction=draw(st.sampled_from(["mean", "sum"])),
-        noise_level=draw(st.floats(0.01, 2)),
         value_head=draw(st.booleans()),
         dropout=draw(st.floats(0, 0.9)),
-        dtype=draw(st.sampled_from(["float32", "bfloat16"])),
         options=draw(st.dictionaries(names, json_values, max_size=3)),
-        **flow,
+        dtype=dtype,
+        autocast=dtype == "float32" and draw(st.booleans()),
+        compile=draw(st.booleans()),
+        **own,
     )
 
 
@@ -85,6 +95,15 @@ def test_survives_json(config: PolicyConfig) -> None:
         ({"value_head": 1}, "value_head"),
         ({"dropout": 1.0}, "dropout"),
         ({"dtype": "float16"}, "dtype"),
+        ({"dtype": "bfloat16", "autocast": True}, "autocast"),
+        ({"compile": 1}, "compile"),
+        ({"flow_method": "fpo", "ratio_level": "token"}, "ratio_level"),
+        ({"flow_method": "fpo", "flow_samples": 0}, "flow_samples"),
+        ({"flow_samples": 4}, "flow_samples"),
+        ({"flow_method": "fpo", "noise_level": 0.3}, "noise_level"),
+        ({"temperature": 0.5}, "temperature"),
+        ({"family": "tiny-oft", "denoising_steps": 8}, "denoising_steps"),
+        ({"image_size": 128}, "image_size"),
         ({"options": {"x": object()}}, "options"),
     ],
 )

@@ -21,6 +21,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "sde-value": {"family": "tiny-flow", "value_head": True, "denoising_steps": 3, "noise_level": 0.3},
     "noise-mean": {"family": "tiny-flow", "flow_method": "noise"},
     "noise-sum": {"family": "tiny-flow", "flow_method": "noise", "noise_reduction": "sum"},
+    "fpo": {"family": "tiny-flow", "flow_method": "fpo", "value_head": True},
     "oft-rgb": {"family": "tiny-oft", "cameras": ("top",), "image_size": 16},
     "sde-rgb": {"family": "tiny-flow", "cameras": ("top", "side"), "image_size": 16, "state_dim": 0},
     "oft-dropout": {"family": "tiny-oft", "dropout": 0.3},

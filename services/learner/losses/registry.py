@@ -1,16 +1,24 @@
 """From an algorithm's name to its loss. A new algorithm is one file beside this one and one line here."""
 
-from functools import partial
+from collections.abc import Callable
 
 from services.common.errors import ConfigError
-from services.learner.losses.grpo import GrpoOptions, grpo_loss
-from services.learner.losses.terms import Loss
+from services.learner.losses.grpo import grpo_loss
+from services.learner.losses.ppo import ppo_loss
+from services.learner.losses.rloo import rloo_loss
+from services.learner.losses.terms import Loss, LossOptions, LossResult, LossTerms
 
-ALGORITHMS = ("grpo",)
+_LOSSES: dict[str, Callable[[LossTerms, LossOptions], LossResult]] = {
+    "grpo": grpo_loss,
+    "rloo": rloo_loss,
+    "ppo": ppo_loss,
+}
+ALGORITHMS = tuple(_LOSSES)
 
 
-def build_loss(algorithm: str, options: GrpoOptions) -> Loss:
+def build_loss(algorithm: str, options: LossOptions) -> Loss:
     """The loss of an algorithm; raises ConfigError naming the known ones."""
-    if algorithm != "grpo":
+    if algorithm not in _LOSSES:
         raise ConfigError(f"algorithm = {algorithm!r}; expected one of {', '.join(ALGORITHMS)}")
-    return partial(grpo_loss, options=options)
+    loss = _LOSSES[algorithm]
+    return lambda terms: loss(terms, options)

@@ -5,12 +5,33 @@ N rows (chunks), C actions in a chunk, D action dimensions, T terms of a row: C 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from services.learner.config import Level, Weighting
+from services.learner.objective import Level, Weighting
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """Settings of the losses; each file says which it reads.
+
+    clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high].
+    dual_clip: lower bound dual_clip * A of the objective where A < 0; 0 leaves it out.
+    importance_cap: largest truncated importance weight.
+    entropy_bonus: nats are rewarded by this factor. kl_weight: of the divergence from the reference.
+    value_weight: of the value loss. value_clip: largest change of a value that the value loss rewards; 0 for any.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float = 0.0
+    importance_cap: float = 2.0
+    entropy_bonus: float = 0.0
+    kl_weight: float = 0.0
+    value_weight: float = 0.5
+    value_clip: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -19,10 +40,13 @@ class LossTerms:
 
     current: float32 [N, T], with gradient. behaviour: float32 [N, T], of the weights that acted.
     proximal: float32 [N, T], of the weights at the start of the update; None for an objective without it.
+    reference: float32 [N, T], of the weights that the run started from; None without a divergence from them.
     advantage: float32 [N]. mask: bool [N, T].
     weight: float32 [N, T], share of each term in the loss. Already divided by the denominator of the whole
     minibatch on all ranks, so that the losses of micro-batches simply add up.
     entropy: float32 [N, T], nats per action dimension, with gradient; None where the loss does not read it.
+    value: float32 [N], with gradient. old_value, target: float32 [N], estimate at the start of the update, and what
+    it should have been. None for losses without a value head.
     """
 
     current: Tensor
@@ -31,7 +55,27 @@ class LossTerms:
     advantage: Tensor
     mask: Tensor
     weight: Tensor
+    reference: Tensor | None = None
     entropy: Tensor | None = None
+    value: Tensor | None = None
+    old_value: Tensor | None = None
+    target: Tensor | None = None
+
+    def cleared(self) -> "LossTerms":
+        """Masked terms replaced before any arithmetic: whatever they hold, NaN included, changes no gradient."""
+
+        def clear(values: Tensor | None) -> Tensor | None:
+            return None if values is None else torch.where(self.mask, values, 0.0)
+
+        return replace(
+            self,
+            current=torch.where(self.mask, self.current, 0.0),
+            behaviour=torch.where(self.mask, self.behaviour, 0.0),
+            weight=torch.where(self.mask, self.weight, 0.0),
+            proximal=clear(self.proximal),
+            reference=clear(self.reference),
+            entropy=clear(self.entropy),
+        )
 
 
 @dataclass(frozen=True)

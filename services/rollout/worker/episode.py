@@ -69,15 +69,19 @@ class Episode:
 
 
 def facts(trajectory: Trajectory, score_rule: str, backend: str, worker: str) -> store_pb2.Episode:
-    """What the store needs to know of an episode. Score: 1 if it ever succeeded, or the sum of rewards."""
+    """What the store needs to know of an episode.
+
+    Score: 1 if it ever succeeded, the sum of rewards, or the sum of their changes, which is the last one.
+    """
     success: Array = trajectory["success"]
     reward: FloatArray = trajectory["reward"].astype(np.float32)
     last = int(trajectory["executed"][-1]) - 1
     once, reward_sum = bool(success.any()), float(reward.sum(dtype=np.float64))
+    scores = {"success": float(once), "sum": reward_sum, "differential": float(reward[-1, last])}
     versions = sorted((int(epoch), int(update)) for epoch, update in trajectory["version"])
     episode = store_pb2.Episode(
         steps=int(trajectory["executed"].sum()),
-        score=float(once) if score_rule == "success" else reward_sum,
+        score=scores[score_rule],
         reward_sum=reward_sum,
         success_once=once,
         success_at_end=bool(success[-1, last]),

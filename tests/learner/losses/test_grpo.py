@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.errors import ConfigError
-from services.learner.losses.grpo import GrpoOptions, grpo_loss
+from services.learner.losses.grpo import grpo_loss
 from services.learner.losses.registry import build_loss
-from services.learner.losses.terms import LossTerms, at_level, mean_at_level, term_mask, term_weights
+from services.learner.losses.terms import LossOptions, LossTerms, at_level, mean_at_level, term_mask, term_weights
 
 
-def term(c: float, b: float, p: float | None, a: float, options: GrpoOptions) -> float:
+def term(c: float, b: float, p: float | None, a: float, options: LossOptions) -> float:
     """The objective of one term, written from the formulas."""
     importance = 1.0 if p is None else min(math.exp(p - b), options.importance_cap)
     ratio = math.exp(c - (b if p is None else p))
@@ -23,7 +23,7 @@ def term(c: float, b: float, p: float | None, a: float, options: GrpoOptions) ->
     objective = min(ratio * a, held * a)
     if options.dual_clip and a < 0:
         objective = max(objective, options.dual_clip * a)
-    return importance * objective
+    return float(importance * objective)
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Case:
             weight=t(self.weight),
         )
 
-    def loss(self, options: GrpoOptions) -> float:
+    def loss(self, options: LossOptions) -> float:
         total = 0.0
         for i, j in zip(*np.nonzero(self.mask), strict=True):
             p = None if self.proximal is None else float(self.proximal[i, j])
@@ -72,10 +72,10 @@ def case(seed: int, decoupled: bool) -> Case:
 
 
 OPTIONS = (
-    GrpoOptions(0.2, 0.2),
-    GrpoOptions(0.2, 0.28),
-    GrpoOptions(0.1, 0.5, dual_clip=1.5),
-    GrpoOptions(0.2, 0.28, dual_clip=3.0, importance_cap=1.1),
+    LossOptions(0.2, 0.2),
+    LossOptions(0.2, 0.28),
+    LossOptions(0.1, 0.5, dual_clip=1.5),
+    LossOptions(0.2, 0.28, dual_clip=3.0, importance_cap=1.1),
 )
 
 
@@ -83,7 +83,7 @@ OPTIONS = (
 @pytest.mark.parametrize("decoupled", [False, True])
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=25)
-def test_loss_and_gradient_match_the_reference(options: GrpoOptions, decoupled: bool, seed: int) -> None:
+def test_loss_and_gradient_match_the_reference(options: LossOptions, decoupled: bool, seed: int) -> None:
     given_case = case(seed, decoupled)
     terms = given_case.terms()
     result = grpo_loss(terms, options)
@@ -110,8 +110,8 @@ def test_dual_clip_bounds_a_bad_action_that_became_likely() -> None:
         mask=torch.ones(1, 1, dtype=torch.bool),
         weight=torch.ones(1, 1),
     )
-    assert float(grpo_loss(terms, GrpoOptions()).loss.detach()) == pytest.approx(math.exp(3), rel=1e-5)
-    assert float(grpo_loss(terms, GrpoOptions(dual_clip=3.0)).loss.detach()) == pytest.approx(3.0)
+    assert float(grpo_loss(terms, LossOptions()).loss.detach()) == pytest.approx(math.exp(3), rel=1e-5)
+    assert float(grpo_loss(terms, LossOptions(dual_clip=3.0)).loss.detach()) == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e30, -1e30])
@@ -126,7 +126,7 @@ def test_masked_terms_change_neither_loss_nor_gradient(poison: float) -> None:
     gradients: list[torch.Tensor] = []
     for each in (clean, dirty):
         terms = replace(each.terms(), entropy=torch.from_numpy(np.where(each.mask, 1.0, each.current)))
-        result = grpo_loss(terms, GrpoOptions(dual_clip=3.0, entropy_bonus=0.1))
+        result = grpo_loss(terms, LossOptions(dual_clip=3.0, entropy_bonus=0.1))
         result.loss.backward()
         results.append([float(result.loss.detach()), *(float(value) for value in result.metrics.values())])
         assert terms.current.grad is not None
@@ -160,4 +160,4 @@ def test_weights_per_trajectory_and_per_token() -> None:
 
 def test_unknown_algorithm_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="grpo"):
-        build_loss("ppg", GrpoOptions())
+        build_loss("ppg", LossOptions())
