@@ -35,22 +35,37 @@ class Layout:
 
 def plan(arrays: Mapping[str, Array]) -> Layout:
     """Lay arrays out one after another, each aligned; raises InvalidInput on a dtype that may not travel."""
+    return plan_parts({name: [array] for name, array in arrays.items()})
+
+
+def plan_parts(stacks: Mapping[str, Sequence[Array]]) -> Layout:
+    """The same for tensors that are still in parts, one after another along their first axis."""
     tensors, offset = [], 0
-    for name, array in arrays.items():
-        if array.dtype.name not in DTYPES:
-            raise InvalidInput(f"tensor {name!r} has dtype {array.dtype}; expected one of {', '.join(sorted(DTYPES))}")
-        tensors.append(pb.TensorMeta(name=name, dtype=array.dtype.name, shape=array.shape, offset=offset))
-        offset = _aligned(offset + array.nbytes)
+    for name, parts in stacks.items():
+        dtype, shape = parts[0].dtype, parts[0].shape
+        if len(parts) > 1:
+            shape = (sum(len(part) for part in parts), *shape[1:])
+        if dtype.name not in DTYPES:
+            raise InvalidInput(f"tensor {name!r} has dtype {dtype}; expected one of {', '.join(sorted(DTYPES))}")
+        tensors.append(pb.TensorMeta(name=name, dtype=dtype.name, shape=shape, offset=offset))
+        offset = _aligned(offset + prod(shape) * dtype.itemsize)
     return Layout(tuple(tensors), offset)
 
 
 def pack_into(buffer: memoryview, layout: Layout, arrays: Mapping[str, Array]) -> None:
     """Copy the arrays to their places in a writable buffer of at least `layout.length` bytes."""
+    pack_parts_into(buffer, layout, {name: [array] for name, array in arrays.items()})
+
+
+def pack_parts_into(buffer: memoryview, layout: Layout, stacks: Mapping[str, Sequence[Array]]) -> None:
+    """The same for tensors in parts, which are joined where they are written."""
     for meta in layout.tensors:
-        source = arrays[meta.name]
-        # The native dtype of that name: copying brings foreign byte orders into it.
-        target = np.frombuffer(buffer, meta.dtype, source.size, meta.offset).reshape(source.shape)
-        np.copyto(target, source)
+        position = meta.offset
+        for source in stacks[meta.name]:
+            # The native dtype of that name: copying brings foreign byte orders into it.
+            target = np.frombuffer(buffer, meta.dtype, source.size, position).reshape(source.shape)
+            np.copyto(target, source)
+            position += target.nbytes
 
 
 def pack(arrays: Mapping[str, Array]) -> tuple[Layout, bytearray]:

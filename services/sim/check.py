@@ -185,7 +185,7 @@ def check_isolation(probe: _Probe) -> str:
 def check_ends(probe: _Probe) -> str:
     """An episode that does not end on success runs to the step limit, and its last observation comes with it."""
     limit = probe.task.max_steps
-    with probe.client.open(final_observation=True) as session:
+    with probe.client.open(final_observation=sim_pb2.FINAL_OBSERVATION_ALL) as session:
         session.advance([probe.reset(0)])
         reply, arrays = _to_the_end(session, probe)
         outcome = reply.outcomes[0]

@@ -9,7 +9,7 @@ from dvla.v1 import sim_pb2
 
 from services.common.errors import DvlaError, Unavailable
 from services.common.process import die_with_parent
-from services.sim.engine import Engine, SessionOptions, spec_message
+from services.sim.engine import Engine, RingPlace, SessionOptions, spec_message
 from services.sim.pipe import Header, error_header, receive, send
 from services.sim.vector import VectorSim
 
@@ -25,7 +25,7 @@ class Worker:
         return spec_message(self._engine), self._engine.num_slots
 
     def handle(self, header: Header, parts: list[bytes]) -> tuple[Header, list[bytes]]:
-        """One request: open, advance or start."""
+        """One request: open, leave, advance or start."""
         try:
             return getattr(self, f"_{header['op']}")(header, parts)  # type: ignore[no-any-return]
         except Unavailable as error:
@@ -38,7 +38,11 @@ class Worker:
 
     def _open(self, header: Header, parts: list[bytes]) -> tuple[Header, list[bytes]]:
         options = SessionOptions(tuple(header["observation"]), header["final_observation"], header["record"])
-        self._engine.open(header["session"], options)
+        place = RingPlace.of(header["ring"]) if header["ring"] else None
+        return {"unshared": self._engine.open(header["session"], options, place)}, []
+
+    def _leave(self, header: Header, parts: list[bytes]) -> tuple[Header, list[bytes]]:
+        self._engine.leave(header["session"])
         return {}, []
 
     def _advance(self, header: Header, parts: list[bytes]) -> tuple[Header, list[bytes]]:

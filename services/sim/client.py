@@ -9,8 +9,10 @@ import numpy as np
 from dvla.v1 import common_pb2, sim_pb2, sim_pb2_grpc
 
 from services.common import codec
+from services.common.arena.ring import RingReader
 from services.common.channels import CALL_SECONDS, open_channel, translated
-from services.common.errors import Unavailable
+from services.common.errors import InvalidInput, Unavailable
+from services.common.locality import Vicinity
 from services.common.security import Security
 from services.common.spec import Array, FloatArray, SimSpec
 from services.common.wire import spec_from_proto
@@ -22,8 +24,12 @@ PAYLOAD_LIMIT = 1 << 30
 class SimClient:
     """One simulator address ("unix:/path" or "host:port")."""
 
-    def __init__(self, address: str, security: Security | None = None) -> None:
+    def __init__(
+        self, address: str, security: Security | None = None, transport: str = "grpc", shared_folder: str = ""
+    ) -> None:
+        """transport, shared_folder: as in the settings; by default bytes come by grpc."""
         self.address = address
+        self._vicinity = Vicinity(transport, shared_folder)
         self._channel = open_channel(address, security)
         self._stub = sim_pb2_grpc.SimServiceStub(self._channel)
 
@@ -41,27 +47,36 @@ class SimClient:
 
     def open(self, **options: object) -> "SimSession":
         """Open a session; options are fields of OpenSession."""
-        return SimSession(self.address, self._stub, sim_pb2.OpenSession(**options))  # type: ignore[arg-type]
+        opening = sim_pb2.OpenSession(**options)  # type: ignore[arg-type]
+        return SimSession(self.address, self._stub, opening, self._vicinity)
 
     def close(self) -> None:
         """Close the channel."""
         self._channel.close()
+        self._vicinity.close()
 
 
 class SimSession:
     """A session of strict turns. Not for long pauses: it sends no pings."""
 
-    def __init__(self, address: str, stub: sim_pb2_grpc.SimServiceStub, opening: sim_pb2.OpenSession) -> None:
+    def __init__(
+        self, address: str, stub: sim_pb2_grpc.SimServiceStub, opening: sim_pb2.OpenSession, vicinity: Vicinity
+    ) -> None:
         self._address = address
         self._requests: queue.SimpleQueue[sim_pb2.SessionRequest | None] = queue.SimpleQueue()
         if not opening.client:
             opening.client = "client"
         if not opening.locality.transports:
-            opening.locality.transports.append(common_pb2.TRANSPORT_GRPC)
+            opening.locality.CopyFrom(vicinity.locality())
         self._requests.put(sim_pb2.SessionRequest(open=opening))
         self._replies: Iterator[sim_pb2.SessionResponse] = stub.Session(iter(self._requests.get, None))
         self.opened = self._receive().opened
         self.slots = self.opened.slots
+        self._ring: RingReader | None = None
+        if self.opened.transport == common_pb2.TRANSPORT_SHM:
+            if vicinity.peer is None:
+                raise InvalidInput(f"{self._address} chose shm, which was not asked for")
+            self._ring = RingReader(vicinity.peer, self.opened.arena, opening.locality.probe_nonce)
 
     def advance(
         self, resets: Sequence[sim_pb2.ResetSlot] = (), slots: Sequence[int] = (), actions: FloatArray | None = None
@@ -76,6 +91,8 @@ class SimSession:
         for frame in codec.frames(rest):
             self._requests.put(sim_pb2.SessionRequest(frame=frame))
         reply = self._receive().advanced
+        if self._ring and reply.payload.HasField("shm"):
+            return reply, {name: array.copy() for name, array in self._ring.arrays(reply.payload).items()}
         return reply, codec.receive(reply.payload, lambda: self._receive().frame, PAYLOAD_LIMIT)
 
     def ping(self, nonce: int) -> int:
@@ -90,7 +107,9 @@ class SimSession:
             for _ in self._replies:
                 pass
         except grpc.RpcError:
-            return  # it had ended already
+            pass  # it had ended already
+        if self._ring:
+            self._ring.close()
 
     def __enter__(self) -> "SimSession":
         return self

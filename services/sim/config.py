@@ -7,6 +7,7 @@ from typing import Any
 
 from services.common.config import RoleConfig
 from services.common.errors import ConfigError
+from services.common.locality import accepted
 from services.sim.vector import VectorSim
 
 Option = int | float | bool | str
@@ -59,6 +60,11 @@ class SimConfig(RoleConfig):
     """Sessions served at the same time; a worker opens two to overlap inference with physics."""
     processes: int = 1
     """Environment processes that the sessions are spread over; 0 runs the simulator in a thread of the service."""
+    transport: str = "auto"
+    """How observations travel: auto takes shared memory where the client is on this machine and grpc elsewhere; shm or
+    grpc allow nothing else."""
+    shared_folder: str = ""
+    """Folder of shared memory, the same as the workers'. Default: dvla-UID in /dev/shm."""
     step_timeout: float = 120.0
     """Seconds after which an environment process that does not answer is killed and replaced."""
     start_timeout: float = 300.0
@@ -76,6 +82,7 @@ class SimConfig(RoleConfig):
         for name in ("step_timeout", "start_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}; expected more than 0 seconds")
+        accepted(self.transport)
         if self.processes > self.sessions:
             raise ConfigError(
                 f"processes = {self.processes} for sessions = {self.sessions}; a session lives in one process, "

@@ -9,7 +9,7 @@ from typing import TypeVar
 from dvla.v1 import sim_pb2
 
 from services.common.errors import DvlaError, Exhausted, Unavailable
-from services.sim.engine import SessionOptions
+from services.sim.engine import RingPlace, SessionOptions
 from services.sim.env import Env, Factory, ProcessEnv, ThreadEnv
 
 A = TypeVar("A")
@@ -74,7 +74,7 @@ class Host:
             open_sessions=self.open_sessions,
         )
 
-    def open(self, options: SessionOptions) -> "HostedSession":
+    def open(self, options: SessionOptions, place: RingPlace | None = None) -> "HostedSession":
         """Take a free session, in the environment with the most room. Raises Exhausted or Unavailable."""
         self._any()
         with self._lock:
@@ -90,7 +90,7 @@ class Host:
             room = {env: sum(1 for other, _ in free if other is env) for env, _ in free}
             env, index = max(free, key=lambda pair: room[pair[0]])
             self._taken.add((env, index))
-        return HostedSession(self, env, index, options)
+        return HostedSession(self, env, index, options, place)
 
     def make_start(self, task: str, seed: int) -> "Future[bytes]":
         """The start state of (task, seed), made by the least busy environment."""
@@ -125,8 +125,10 @@ class Host:
 class HostedSession:
     """Exclusive use of one simulator. lost: resolves with the reason if its environment goes down."""
 
-    def __init__(self, host: Host, env: Env, index: int, options: SessionOptions) -> None:
-        self._host, self._env, self._index = host, env, index
+    def __init__(
+        self, host: Host, env: Env, index: int, options: SessionOptions, place: RingPlace | None = None
+    ) -> None:
+        self._host, self._env, self._index, self._shares = host, env, index, place is not None
         self._life, self.lost = env.enter(index)
         self.slots = env.num_slots
         header = {
@@ -135,8 +137,10 @@ class HostedSession:
             "observation": list(options.observation),
             "final_observation": options.final_observation,
             "record": options.record,
+            "ring": place.header() if place else None,
         }
-        self.opened = env.submit(self._life, header)
+        self.opened: Future[str] = _then(env.submit(self._life, header), lambda reply: reply[0]["unshared"])
+        """Done when the session is open; says why it does not use its place in shared memory, if so."""
 
     def advance(self, request: sim_pb2.Advance) -> "Future[tuple[sim_pb2.Advanced, bytes]]":
         """One turn. The request's payload is inline, whatever its size; the reply's bytes come second."""
@@ -146,6 +150,8 @@ class HostedSession:
 
     def close(self) -> None:
         """Give the simulator back. A turn in progress ends by itself; the next session queues behind it."""
+        if self._shares:
+            self._env.submit(self._life, {"op": "leave", "session": self._index})
         self._host.release(self._env, self._index)
 
 

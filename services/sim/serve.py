@@ -13,6 +13,7 @@ from services.sim.config import SimConfig, build_sim
 from services.sim.env import Factory
 from services.sim.host import Host, HostConfig
 from services.sim.servicer import SimServicer
+from services.sim.sharing import Sharing
 
 log = structlog.get_logger()
 
@@ -47,25 +48,32 @@ async def serve_async(factory: Factory, config: SimConfig) -> None:
     for env in host.envs:
         telemetry.lanes[env.name] = env.lane
     server = RoleServer(config, telemetry)
-    servicer = SimServicer(host, telemetry)
+    sharing = Sharing(config.transport, config.shared_folder, config.sessions)
+    servicer = SimServicer(host, telemetry, sharing)
     sim_pb2_grpc.add_SimServiceServicer_to_server(servicer, server.grpc)
     try:
         await server.start(serving=False)
         host.start()
-        await until_stopped(_follow(host, server, telemetry, changed), _fatal(host))
+        await until_stopped(_follow(host, server, telemetry, changed, sharing), _fatal(host))
     finally:
         servicer.drain()
         await server.stop()
         await asyncio.to_thread(host.close)
+        sharing.close()
 
 
 def _notify(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
     loop.call_soon_threadsafe(changed.set)
 
 
-async def _follow(host: Host, server: RoleServer, telemetry: Telemetry, changed: asyncio.Event) -> None:
-    """Keep health and status in step with the environments."""
+async def _follow(
+    host: Host, server: RoleServer, telemetry: Telemetry, changed: asyncio.Event, sharing: Sharing
+) -> None:
+    """Keep health and status in step with the environments; the first one that is up says how large an arena is."""
     while True:
+        if host.serving:
+            sharing.prepare(host.describe())
+            telemetry.facts["shared_memory"] = sharing.facts()
         await server.serving(host.serving)
         up = sum(env.ready for env in host.envs)
         telemetry.gauge("environments_up", up)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc.aio
@@ -9,10 +10,13 @@ import structlog
 from dvla.v1 import common_pb2, sim_pb2, sim_pb2_grpc
 
 from services.common import codec
-from services.common.errors import DvlaError, InvalidInput, Unavailable, Unsupported
+from services.common.errors import DvlaError, Exhausted, InvalidInput, Unavailable
+from services.common.locality import SHM, Choice, name_of
 from services.common.telemetry import Telemetry
-from services.sim.engine import SessionOptions
+from services.sim.chunks import FinalObservation
+from services.sim.engine import RingPlace, SessionOptions
 from services.sim.host import Host, HostedSession
+from services.sim.sharing import Sharing
 
 log = structlog.get_logger()
 
@@ -20,14 +24,23 @@ SILENCE_SECONDS = 15.0
 ACTION_LIMIT = 64 * 1024 * 1024  # bytes of one turn's actions
 SEEDS = 2**32  # numpy's RandomState, which simulators seed, takes no more
 
+FINAL: dict[int, FinalObservation] = {
+    sim_pb2.FINAL_OBSERVATION_UNSPECIFIED: "truncated",
+    sim_pb2.FINAL_OBSERVATION_NONE: "none",
+    sim_pb2.FINAL_OBSERVATION_TRUNCATED: "truncated",
+    sim_pb2.FINAL_OBSERVATION_ALL: "all",
+}
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class SimServicer(sim_pb2_grpc.SimServiceServicer):
     """Serves a `Host`."""
 
-    def __init__(self, host: Host, telemetry: Telemetry, silence_seconds: float = SILENCE_SECONDS) -> None:
-        self._host, self._telemetry, self._silence = host, telemetry, silence_seconds
+    def __init__(
+        self, host: Host, telemetry: Telemetry, sharing: Sharing, silence_seconds: float = SILENCE_SECONDS
+    ) -> None:
+        self._host, self._telemetry, self._sharing, self._silence = host, telemetry, sharing, silence_seconds
         self._open: set[_Conversation] = set()
 
     def drain(self) -> None:
@@ -56,13 +69,23 @@ class SimServicer(sim_pb2_grpc.SimServiceServicer):
             return
         if opening.WhichOneof("message") != "open":
             raise InvalidInput(f"first message of a session is {opening.WhichOneof('message')}, expected open")
-        transport, reason = choose_transport(opening.open.locality)
-        options = SessionOptions(tuple(opening.open.observation), opening.open.final_observation, opening.open.record)
-        session = self._host.open(options)
+        choice, place = self._choose(opening.open.locality)
         try:
-            await asyncio.wrap_future(session.opened)
-            log.info("session opened", client=opening.open.client, transport=reason)
-            opened = sim_pb2.SessionOpened(slots=session.slots, transport=transport, reason=reason)
+            session = self._host.open(_options(opening.open), place)
+        except DvlaError:
+            self._give_back(place)
+            raise
+        try:
+            problem = await asyncio.wrap_future(session.opened)
+            if problem:
+                choice = self._without_shm(opening.open.locality, problem)
+            opened = sim_pb2.SessionOpened(slots=session.slots, transport=choice.transport, reason=choice.reason)
+            if place and not problem:
+                opened.arena.CopyFrom(place.extent.message())
+            log.info(
+                "session opened", client=opening.open.client, transport=name_of(choice.transport), reason=choice.reason
+            )
+            self._telemetry.count(f"sessions_{name_of(choice.transport)}")
             yield sim_pb2.SessionResponse(opened=opened)
             conversation = _Conversation(session, request_iterator, self._telemetry, self._silence)
             self._open.add(conversation)
@@ -71,7 +94,28 @@ class SimServicer(sim_pb2_grpc.SimServiceServicer):
         finally:
             self._open = {other for other in self._open if not other.of(session)}
             session.close()
+            self._give_back(place)
             log.info("session closed", client=opening.open.client)
+
+    def _choose(self, theirs: common_pb2.Locality) -> tuple[Choice, RingPlace | None]:
+        """A transport, and the place in shared memory that goes with it."""
+        with suppress(Unavailable):  # no environment is up yet: opening the session says so
+            self._sharing.prepare(self._host.describe())
+        choice = self._sharing.choose(theirs)
+        if choice.transport != SHM:
+            return choice, None
+        try:
+            return choice, self._sharing.reserve(theirs.probe_nonce)
+        except Exhausted as error:
+            return self._without_shm(theirs, str(error)), None
+
+    def _without_shm(self, theirs: common_pb2.Locality, reason: str) -> Choice:
+        """Fall back to another transport. Raises Unsupported if the client accepts none."""
+        return self._sharing.choose(theirs, reason)
+
+    def _give_back(self, place: RingPlace | None) -> None:
+        if place:
+            self._sharing.release(place)
 
 
 class _Conversation:
@@ -159,6 +203,9 @@ class _Conversation:
             self._out.put_nowait(error)
             return
         self._count(reply, len(advance.reset))
+        if reply.payload.HasField("shm"):
+            self._out.put_nowait(sim_pb2.SessionResponse(advanced=reply))
+            return
         if len(data) <= codec.INLINE_LIMIT:
             reply.payload.inline = data
         else:
@@ -180,13 +227,10 @@ class _Conversation:
                 self._telemetry.count("episodes_ended")
 
 
-def choose_transport(locality: common_pb2.Locality) -> tuple[common_pb2.Transport.ValueType, str]:
-    """The best transport that both sides can use, and why. Raises Unsupported if there is none."""
-    accepted = list(locality.transports) or [common_pb2.TRANSPORT_GRPC]
-    if common_pb2.TRANSPORT_GRPC in accepted or common_pb2.TRANSPORT_UNSPECIFIED in accepted:
-        return common_pb2.TRANSPORT_GRPC, "grpc: this simulator offers no other transport"
-    names = ", ".join(common_pb2.Transport.Name(item) for item in accepted)
-    raise Unsupported(f"the client accepts only {names}; this simulator offers TRANSPORT_GRPC")
+def _options(opening: sim_pb2.OpenSession) -> SessionOptions:
+    if opening.final_observation not in FINAL:
+        raise InvalidInput(f"final_observation = {opening.final_observation}; expected one of {sorted(FINAL)}")
+    return SessionOptions(tuple(opening.observation), FINAL[opening.final_observation], opening.record)
 
 
 async def _next(requests: AsyncIterator[sim_pb2.SessionRequest], silence: float) -> sim_pb2.SessionRequest | None:

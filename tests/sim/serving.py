@@ -15,15 +15,17 @@ from services.sim.config import SimConfig
 from services.sim.env import Factory
 from services.sim.host import Host, HostConfig
 from services.sim.servicer import SimServicer
+from services.sim.sharing import Sharing
 
 
 class Service:
     """A running service. address: unix:/path."""
 
-    def __init__(self, address: str, factory: Factory, config: HostConfig, silence: float) -> None:
+    def __init__(self, address: str, factory: Factory, config: HostConfig, silence: float, transport: str) -> None:
         self.address = address
         self.telemetry = Telemetry("sim", "sim-test")
         self.host = Host(factory, config)
+        self.sharing = Sharing(transport, str(Path(address.removeprefix("unix:")).parent), config.sessions)
         self._silence = silence
         self._up, self._down = threading.Event(), asyncio.Event()
         self._loop = asyncio.new_event_loop()
@@ -31,7 +33,7 @@ class Service:
 
     async def _serve(self) -> None:
         server = RoleServer(SimConfig(listen=self.address, drain_seconds=0.5), self.telemetry)
-        self.servicer = SimServicer(self.host, self.telemetry, self._silence)
+        self.servicer = SimServicer(self.host, self.telemetry, self.sharing, self._silence)
         sim_pb2_grpc.add_SimServiceServicer_to_server(self.servicer, server.grpc)
         await server.start()
         self.host.start()
@@ -41,6 +43,7 @@ class Service:
         await self._down.wait()
         await server.stop()
         await asyncio.to_thread(self.host.close)
+        self.sharing.close()
 
     def call(self, function: object) -> None:
         """Run a function in the service's loop."""
@@ -58,9 +61,14 @@ class Service:
 
 @contextmanager
 def serving(
-    folder: Path, factory: Factory, sessions: int = 2, processes: int = 0, silence: float = 15.0
+    folder: Path,
+    factory: Factory,
+    sessions: int = 2,
+    processes: int = 0,
+    silence: float = 15.0,
+    transport: str = "auto",
 ) -> Iterator[tuple[Service, SimClient]]:
-    service = Service(f"unix:{folder}/sim.sock", factory, HostConfig(sessions, processes), silence)
+    service = Service(f"unix:{folder}/sim.sock", factory, HostConfig(sessions, processes), silence, transport)
     service.start()
     client = SimClient(service.address)
     try:

@@ -72,8 +72,16 @@ def test_only_wanted_tensors_travel(toy: Toy) -> None:
         client.open(observation=["depth"])
 
 
-@pytest.mark.parametrize(("asked", "observed"), [(False, [1]), (True, [0, 1])])
-def test_final_observations_after_success_only_if_asked(tmp_path: Path, asked: bool, observed: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("asked", "observed"),
+    [
+        (sim_pb2.FINAL_OBSERVATION_UNSPECIFIED, [1]),
+        (sim_pb2.FINAL_OBSERVATION_NONE, []),
+        (sim_pb2.FINAL_OBSERVATION_TRUNCATED, [1]),
+        (sim_pb2.FINAL_OBSERVATION_ALL, [0, 1]),
+    ],
+)
+def test_ended_episodes_are_observed_only_where_asked(tmp_path: Path, asked: int, observed: list[int]) -> None:
     with serving(tmp_path, partial(ScriptedSim, [Script(success_at=2), Script()], 4)) as (_, client):
         start = client.make_start("script", 0)
         with client.open(final_observation=asked) as session:
@@ -82,7 +90,8 @@ def test_final_observations_after_success_only_if_asked(tmp_path: Path, asked: b
         ends = [(outcome.terminated, outcome.truncated, outcome.step) for outcome in reply.outcomes]
         assert ends == [(True, False, 2), (False, True, 4)]
         assert list(reply.observed) == observed
-        assert arrays["obs/state"][-1, 2] == 4
+        assert len(arrays["obs/state"]) == len(observed)
+        assert (arrays["obs/state"][-1:, 2] == 4).all()
 
 
 def test_recordings_hold_one_frame_per_step_of_slot_0(toy: Toy) -> None:
@@ -165,7 +174,7 @@ def test_a_session_must_begin_with_open_and_take_turns(toy: Toy) -> None:
 
 def test_a_transport_that_is_not_offered_is_refused_with_the_reason(toy: Toy) -> None:
     _, client = toy
-    with pytest.raises(Unsupported, match="accepts only TRANSPORT_CUDA_IPC; this simulator offers TRANSPORT_GRPC"):
+    with pytest.raises(Unsupported, match="no cuda_ipc: not offered by this side; this side offers shm, grpc"):
         client.open(locality=common_pb2.Locality(transports=[common_pb2.TRANSPORT_CUDA_IPC]))
 
 
@@ -248,4 +257,5 @@ def test_counters_tell_what_happened(tmp_path: Path) -> None:
             session.advance([reset_slot(slot, "script", start) for slot in (0, 1)])
             session.advance(slots=[0, 1], actions=np.zeros((2, 5, 2), np.float32))
         counted = service.telemetry.metrics()
-    assert counted == {"starts_made": 1, "turns": 2, "episodes_started": 2, "env_steps": 8, "episodes_ended": 1}
+    expected = {"starts_made": 1, "turns": 2, "episodes_started": 2, "env_steps": 8, "episodes_ended": 1}
+    assert counted == expected | {"sessions_grpc": 1}

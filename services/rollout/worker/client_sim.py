@@ -9,9 +9,10 @@ import structlog
 from dvla.v1 import common_pb2, sim_pb2, sim_pb2_grpc
 
 from services.common import codec
+from services.common.arena.ring import RingReader
 from services.common.channels import CALL_SECONDS, open_async_channel, translated
-from services.common.errors import DvlaError, Exhausted, InvalidInput, Unavailable
-from services.common.process import boot_id
+from services.common.errors import DvlaError, Exhausted, InvalidInput, Unavailable, Unsupported
+from services.common.locality import Vicinity, name_of
 from services.common.security import Security
 from services.common.spec import Array, FloatArray, SimSpec, TensorSpec
 from services.common.wire import spec_from_proto
@@ -25,13 +26,20 @@ SILENCE_SECONDS = 15.0
 TURN_SECONDS = 120.0
 """Longest turn: a batched simulator compiles kernels in its first one."""
 PAYLOAD_LIMIT = 1 << 30
+FINAL = {False: sim_pb2.FINAL_OBSERVATION_NONE, True: sim_pb2.FINAL_OBSERVATION_TRUNCATED}
+
+
+class _NotShared(Exception):
+    """The simulator chose shared memory, but its bytes are not there for us."""
 
 
 class SimClient:
     """One simulator address."""
 
-    def __init__(self, address: str, security: Security) -> None:
+    def __init__(self, address: str, security: Security, vicinity: Vicinity | None = None) -> None:
+        """vicinity: what this process may share with the simulator; by default nothing, so that grpc is used."""
         self.address = address
+        self._vicinity = vicinity or Vicinity("grpc")
         self._channel = open_async_channel(address, security)
         self._stub = sim_pb2_grpc.SimServiceStub(self._channel)
 
@@ -52,11 +60,32 @@ class SimClient:
                 await asyncio.sleep(0.5)
 
     async def open(self, client: str, observation: Sequence[str], final_observation: bool) -> "Session":
-        """Open a session; raises Exhausted if the simulator is full."""
+        """Open a session; raises Exhausted if the simulator is full, Unsupported if a forced transport is impossible.
+
+        final_observation: also observe episodes that the step limit cut.
+        """
         spec, _ = await self.describe()
         tensors = [tensor for tensor in spec.observation if not observation or tensor.name in observation]
+        request = sim_pb2.OpenSession(
+            client=client,
+            locality=self._vicinity.locality(),
+            observation=observation,
+            final_observation=FINAL[final_observation],
+        )
+        try:
+            return await self._open(request, tensors)
+        except _NotShared as error:
+            reason = f"no shm: {error}"
+        if self._vicinity.forced:
+            raise Unsupported(f"simulator {self.address}: {reason}")
+        request.locality.CopyFrom(self._vicinity.locality(common_pb2.TRANSPORT_SHM))
+        session = await self._open(request, tensors)
+        session.transport += f"; {reason}"
+        return session
+
+    async def _open(self, request: sim_pb2.OpenSession, tensors: Sequence[TensorSpec]) -> "Session":
         session = Session(self.address, self._stub.Session(), tensors)
-        await session.open(client, observation, final_observation)
+        await session.open(request, self._vicinity)
         return session
 
     async def close(self) -> None:
@@ -76,6 +105,7 @@ class Session:
         self.address = address
         self.slots = 0
         self.transport = ""
+        self._ring: RingReader | None = None
         self._call, self._tensors = call, tensors
         self._replies: asyncio.Queue[sim_pb2.SessionResponse | DvlaError] = asyncio.Queue()
         self._end: DvlaError | None = None
@@ -83,22 +113,18 @@ class Session:
         self._heard = asyncio.get_running_loop().time()
         self._reader, self._pinger = asyncio.create_task(self._read()), asyncio.create_task(self._ping())
 
-    async def open(self, client: str, observation: Sequence[str], final_observation: bool) -> None:
+    async def open(self, request: sim_pb2.OpenSession, vicinity: Vicinity) -> None:
         """Say who we are and what we want."""
-        request = sim_pb2.OpenSession(
-            client=client,
-            locality=common_pb2.Locality(boot_id=boot_id(), transports=[common_pb2.TRANSPORT_GRPC]),
-            observation=observation,
-            final_observation=final_observation,
-        )
         try:
             await self._write(sim_pb2.SessionRequest(open=request))
             opened = (await self._reply("opened", CALL_SECONDS)).opened
+            if opened.transport == common_pb2.TRANSPORT_SHM:
+                self._ring = _ring(opened, vicinity)
         except BaseException:
             await self.close()
             raise
         self.slots = opened.slots
-        self.transport = f"{common_pb2.Transport.Name(opened.transport)}: {opened.reason}"
+        self.transport = f"{name_of(opened.transport)}: {opened.reason}"
 
     async def advance(self, resets: Sequence[Reset], slots: Sequence[int], actions: FloatArray | None) -> Turn:
         """Reset some slots, advance others by their chunk of actions [n, C, D]; returns when all are done."""
@@ -124,6 +150,10 @@ class Session:
         return read_turn(reply, arrays, self._tensors, [reset.slot for reset in resets], slots, chunk)
 
     async def _arrays(self, payload: common_pb2.Payload) -> dict[str, Array]:
+        if payload.WhichOneof("location") == "shm":
+            if self._ring is None:
+                raise InvalidInput(f"simulator {self.address} sent bytes in shared memory over {self.transport}")
+            return self._ring.arrays(payload)
         if payload.WhichOneof("location") != "frames":
             return codec.decode(payload)
         assembler = codec.Assembler(payload, PAYLOAD_LIMIT)
@@ -137,6 +167,8 @@ class Session:
         self._pinger.cancel()
         self._call.cancel()
         await asyncio.gather(self._reader, self._pinger, return_exceptions=True)
+        if self._ring is not None:
+            self._ring.close()
 
     async def _write(self, request: sim_pb2.SessionRequest) -> None:
         try:
@@ -184,3 +216,13 @@ class Session:
                 await self._write(sim_pb2.SessionRequest(ping=sim_pb2.Ping(nonce=nonce)))
         except DvlaError as error:
             self._replies.put_nowait(error)
+
+
+def _ring(opened: sim_pb2.SessionOpened, vicinity: Vicinity) -> RingReader:
+    """The other direction of the probe: read the nonce that the simulator's side wrote for us."""
+    if vicinity.peer is None:
+        raise _NotShared("it was not asked for")
+    try:
+        return RingReader(vicinity.peer, opened.arena, vicinity.nonce)
+    except DvlaError as error:
+        raise _NotShared(str(error)) from error

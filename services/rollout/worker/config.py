@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from services.common.config import RoleConfig, check_address
 from services.common.errors import ConfigError
+from services.common.locality import accepted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,13 +19,16 @@ class RolloutConfig(RoleConfig):
     weights: str = "127.0.0.1:50054"
     """Address of the weights server or of this node's relay."""
     shared_folder: str = ""
-    """Folder of the weights in shared memory, the same as the weights server's. Default: dvla-UID in /dev/shm."""
+    """Folder of shared memory, the same as the weights server's and the simulators'. Default: dvla-UID in /dev/shm."""
     spare_policy: bool = True
     """Load new weights into a second policy while the first one samples. Without it one policy's memory is saved,
     and sampling pauses for the copy."""
     sims: tuple[str, ...] = ("127.0.0.1:50051",)
     """Addresses of simulators. "dns:host:port" stands for every address behind that name, looked up again and
     again, so that new replicas are found."""
+    transport: str = "auto"
+    """How observations travel: auto takes shared memory where the simulator is on this machine and grpc elsewhere;
+    shm or grpc allow nothing else."""
     sessions_per_sim: int = 2
     """Sessions kept open on each simulator; with two, inference for one overlaps the physics of the other."""
     threads: int = 1
@@ -43,6 +47,7 @@ class RolloutConfig(RoleConfig):
                 raise ConfigError(f"{field} = {getattr(self, field)}; expected 1 or more")
         for field, address in (("store", self.store), ("weights", self.weights), *(("sims", sim) for sim in self.sims)):
             check_address(field, address)
+        accepted(self.transport)
         if not self.sims:
             raise ConfigError("sims is empty; give at least one address, such as --sims 127.0.0.1:50051")
         kind, _, number = self.device.partition(":")

@@ -11,6 +11,7 @@ import structlog
 from dvla.v1 import store_pb2
 
 from services.common.errors import DvlaError, Exhausted, NotFound, Unavailable, Unsupported
+from services.common.locality import Vicinity
 from services.common.spec import SimSpec
 from services.common.telemetry import BUSY, Telemetry
 from services.rollout.worker.addresses import resolve, share
@@ -77,6 +78,7 @@ class Worker:
         self.starts = Starts(self.store.set_start)
         self._deliveries = Deliveries(self.store, self.telemetry, self.config.pending_appends)
         self._ids = itertools.count()
+        self._vicinity = Vicinity(self.config.transport, self.config.shared_folder)
 
     async def run(self) -> None:
         """Spread sessions over the simulators, again and again; renew grants meanwhile."""
@@ -86,6 +88,7 @@ class Worker:
             raise _first(group) from group
         finally:
             await self._deliveries.flush(GIVE_BACK_SECONDS)
+            self._vicinity.close()
 
     async def _run(self) -> None:
         addresses: list[str] = []
@@ -108,7 +111,7 @@ class Worker:
         """Sample on one session; open it again whenever it breaks, until it is surplus."""
         address, drain, pause = key[0], self._drains[key], PAUSE_SECONDS
         while not drain.is_set():
-            client, began = SimClient(address, self.config.security()), time.monotonic()
+            client, began = SimClient(address, self.config.security(), self._vicinity), time.monotonic()
             try:
                 await self._sample(client, drain)
             except Exhausted as error:

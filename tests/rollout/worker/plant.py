@@ -34,6 +34,7 @@ from services.rollout.worker.receiving import Receiver
 from services.rollout.worker.worker import Worker
 from services.sim.host import Host, HostConfig
 from services.sim.servicer import SimServicer
+from services.sim.sharing import Sharing
 from services.sim.toy import ToySim
 from services.weights.config import WeightsConfig
 from services.weights.server import WeightsServer
@@ -102,10 +103,12 @@ class Plant:
         """A toy simulator in this process; its address."""
         address = f"unix:{self.folder}/{name}"
         host = Host(lambda: ToySim(slots, tasks, max_steps=max_steps), HostConfig(sessions=2, processes=0))
+        sharing = Sharing("auto", str(self.folder), 2)
         server = RoleServer(RoleConfig(listen=address, drain_seconds=0), Telemetry("sim", name))
-        sim_pb2_grpc.add_SimServiceServicer_to_server(SimServicer(host, Telemetry("sim", name)), server.grpc)
+        sim_pb2_grpc.add_SimServiceServicer_to_server(SimServicer(host, Telemetry("sim", name), sharing), server.grpc)
         await server.start()
         host.start()
+        self._stack.callback(sharing.close)
         self._stack.push_async_callback(asyncio.to_thread, host.close)
         self._stack.push_async_callback(server.stop)
         return address

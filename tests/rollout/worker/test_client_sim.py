@@ -156,7 +156,7 @@ async def test_turns_go_back_and_forth(config: RoleConfig) -> None:
     servicer = Servicer(lambda requests: polite(requests, log=log))
     async with simulator(config, servicer) as client:
         opened = await client.open("worker-1", ("state",), final_observation=True)
-        assert (opened.slots, opened.transport) == (4, "TRANSPORT_GRPC: asked for")
+        assert (opened.slots, opened.transport) == (4, "grpc: asked for")
         first = await opened.advance(resets(2, 0), [], None)
         assert {slot: row["state"][0] for slot, row in first.started.items()} == {2: 0, 0: 1}
         assert first.outcomes == {}
@@ -170,7 +170,11 @@ async def test_turns_go_back_and_forth(config: RoleConfig) -> None:
         assert second.outcomes[0].observation["state"][0] == 2
         await opened.close()
     [request] = servicer.opened
-    assert (request.client, list(request.observation), request.final_observation) == ("worker-1", ["state"], True)
+    assert (request.client, list(request.observation), request.final_observation) == (
+        "worker-1",
+        ["state"],
+        sim_pb2.FINAL_OBSERVATION_TRUNCATED,
+    )
     assert list(request.locality.transports) == [common_pb2.TRANSPORT_GRPC]
     assert request.locality.boot_id
     reset = log[1].reset[0]

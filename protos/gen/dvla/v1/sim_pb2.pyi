@@ -8,6 +8,7 @@ from dvla.v1 import common_pb2 as _common_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +19,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _FinalObservation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FinalObservationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinalObservation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FINAL_OBSERVATION_UNSPECIFIED: _FinalObservation.ValueType  # 0
+    """As truncated."""
+    FINAL_OBSERVATION_NONE: _FinalObservation.ValueType  # 1
+    """None: the learner reads no value of a last state (GRPO)."""
+    FINAL_OBSERVATION_TRUNCATED: _FinalObservation.ValueType  # 2
+    """Those cut by the step limit, whose value the learner bootstraps from (PPO)."""
+    FINAL_OBSERVATION_ALL: _FinalObservation.ValueType  # 3
+    """All, also those that end by success or failure."""
+
+class FinalObservation(_FinalObservation, metaclass=_FinalObservationEnumTypeWrapper):
+    """Which episodes that end are observed once more, after their last step. A frame that nobody reads is not rendered."""
+
+FINAL_OBSERVATION_UNSPECIFIED: FinalObservation.ValueType  # 0
+"""As truncated."""
+FINAL_OBSERVATION_NONE: FinalObservation.ValueType  # 1
+"""None: the learner reads no value of a last state (GRPO)."""
+FINAL_OBSERVATION_TRUNCATED: FinalObservation.ValueType  # 2
+"""Those cut by the step limit, whose value the learner bootstraps from (PPO)."""
+FINAL_OBSERVATION_ALL: FinalObservation.ValueType  # 3
+"""All, also those that end by success or failure."""
+Global___FinalObservation: _TypeAlias = FinalObservation  # noqa: Y015
 
 @_typing.final
 class DescribeRequest(_message.Message):
@@ -343,8 +372,8 @@ class OpenSession(_message.Message):
     RECORD_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """Name of the client, for status and logs."""
-    final_observation: _builtins.bool
-    """Also return an observation for episodes that end by success or failure, not only at truncation."""
+    final_observation: Global___FinalObservation.ValueType
+    """Which ended episodes are observed once more."""
     record: _builtins.bool
     """Render a frame of slot 0 at every control step, for a recording."""
     @_builtins.property
@@ -361,7 +390,7 @@ class OpenSession(_message.Message):
         client: _builtins.str = ...,
         locality: _common_pb2.Locality | None = ...,
         observation: _abc.Iterable[_builtins.str] | None = ...,
-        final_observation: _builtins.bool = ...,
+        final_observation: Global___FinalObservation.ValueType = ...,
         record: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["locality", b"locality"]  # noqa: Y015
@@ -385,12 +414,15 @@ class SessionOpened(_message.Message):
     slots: _builtins.int
     """Number of slots; they are numbered from 0."""
     transport: _common_pb2.Transport.ValueType
-    """The transport chosen for observations and actions."""
+    """The transport chosen for observations and what comes with them; actions are small and always inline or in frames."""
     reason: _builtins.str
     """Why, in words."""
     @_builtins.property
     def arena(self) -> _common_pb2.Extent:
-        """Arena of this session (shm): replies and requests alternate between its two halves."""
+        """This session's extent (shm): the bytes of replies alternate between its two halves, and at first it begins with
+        the nonce of the client's locality. A client that cannot read that opens another session without shm. Turns that
+        do not fit into a half come inline or in frames.
+        """
 
     def __init__(
         self,
