@@ -254,6 +254,44 @@ def write_report(run: str, *, out: Path = Path("runs"), debug: Debug = False) ->
     print(render(find_run(run, out)))
 
 
+@app.command
+def trace(
+    run: str = "",
+    *,
+    address: tuple[str, ...] = (),
+    token_file: str = "",
+    out: Path = Path("runs"),
+    to: Path | None = None,
+    debug: Debug = False,
+) -> None:
+    """Write what each lane did when as a Chrome trace; look at it in ui.perfetto.dev.
+
+    Parameters
+    ----------
+    run
+        Name or folder of a run, running or finished.
+    address
+        In place of a run: a running role, unix:/path or host:port; may be given again. Its newest spans are read.
+    token_file
+        File with the bearer token of these roles.
+    out
+        Folder of all runs.
+    to
+        File to write; by default trace.json in the run folder, or here.
+    """
+    from services.cli.trace import trace_roles, trace_run
+    from services.common.config import RoleConfig, check_address
+
+    if bool(run) == bool(address):
+        raise ConfigError("give the name of a run, or --address of running roles; `dvla runs list` lists runs")
+    for one in address:
+        check_address("address", one)
+    if run:
+        print(trace_run(run, out, to))
+    else:
+        print(trace_roles(address, RoleConfig(token_file=token_file).security(), to or Path("trace.json")))
+
+
 @app.command(name="runs")
 def list_all(action: str = "list", *, out: Path = Path("runs"), debug: Debug = False) -> None:
     """List all runs: state, success and result.

@@ -8,6 +8,7 @@ COMMANDS = {
     "record": "Record episodes of a running system as videos",
     "top": "Look at a running run",
     "report": "Write the report of a run again",
+    "trace": "Write what the lanes of a run did when, for ui.perfetto.dev",
     "runs": "List runs",
     "doctor": "Say what this machine can do, and what is missing",
 }

@@ -27,8 +27,8 @@ _STYLE: Any = {
     "grid.alpha": 0.25,
     "figure.constrained_layout.use": True,
 }
-_BUSY_COLOUR = "#2a9d8f"
-_IDLE_COLOURS = (
+BUSY_COLOUR = "#2a9d8f"
+IDLE_COLOURS = (
     "#f4a261",
     "#d9dde2",
     "#e9c46a",
@@ -61,7 +61,7 @@ def success(samples: Sequence[Sample], points: Sequence[EvaluationPoint]) -> str
 
     def draw(axes: Sequence[Axes]) -> None:
         for axis, column, label in ((axes[0], 0, "minutes"), (axes[1], 1, "env steps trained")):
-            axis.plot([row[column] for row in curve], [row[2] for row in curve], color=_BUSY_COLOUR, label="training")
+            axis.plot([row[column] for row in curve], [row[2] for row in curve], color=BUSY_COLOUR, label="training")
             for point in points:
                 x = (point.t / 60, point.steps)[column]
                 spread = [[point.success - point.low], [point.high - point.success]]
@@ -70,7 +70,7 @@ def success(samples: Sequence[Sample], points: Sequence[EvaluationPoint]) -> str
         if curve or points:
             axes[0].legend(loc="lower right", frameon=False)
 
-    return _svg(draw, columns=2)
+    return svg(draw, columns=2)
 
 
 def updates(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -79,17 +79,17 @@ def updates(rows: Sequence[Mapping[str, Any]]) -> str:
     def draw(axes: Sequence[Axes]) -> None:
         for axis, name in zip(axes, ("return", "loss", "clip_fraction", "approx_kl"), strict=True):
             points = [(row["update"], row[name]) for row in rows if name in row]
-            axis.plot([x for x, _ in points], [y for _, y in points], color=_BUSY_COLOUR, marker=".")
+            axis.plot([x for x, _ in points], [y for _, y in points], color=BUSY_COLOUR, marker=".")
             axis.set(title=name.replace("_", " "), xlabel="update")
 
-    return _svg(draw, columns=4)
+    return svg(draw, columns=4)
 
 
 def lanes(samples: Sequence[Sample]) -> str:
     """What each of the four lanes did over time: busy, or idle for which reason."""
     rows = series(samples)
     reasons = sorted({reason for _, lane in rows for share in lane.values() for reason in share.idle})
-    colours = {reason: _IDLE_COLOURS[index % len(_IDLE_COLOURS)] for index, reason in enumerate(reasons)}
+    colours = {reason: IDLE_COLOURS[index % len(IDLE_COLOURS)] for index, reason in enumerate(reasons)}
 
     def draw(axes: Sequence[Axes]) -> None:
         minutes = [t / 60 for t, _ in rows]
@@ -97,23 +97,23 @@ def lanes(samples: Sequence[Sample]) -> str:
             stack = [[shares[lane].busy for _, shares in rows]]
             stack += [[shares[lane].idle.get(reason, 0.0) for _, shares in rows] for reason in reasons]
             if rows:
-                axis.stackplot(minutes, *stack, colors=[_BUSY_COLOUR, *(colours[r] for r in reasons)], linewidth=0)
+                axis.stackplot(minutes, *stack, colors=[BUSY_COLOUR, *(colours[r] for r in reasons)], linewidth=0)
             axis.set(title=lane, ylim=(0, 1), xlabel="minutes")
             axis.grid(visible=False)
         axes[0].set_ylabel("share of time")
 
-    return _svg(draw, columns=4, share=True, legend={BUSY: _BUSY_COLOUR} | colours)
+    return svg(draw, columns=4, share=True, legend={BUSY: BUSY_COLOUR} | colours)
 
 
 def staleness(histogram: Sequence[int]) -> str:
     """How stale trained groups were."""
 
     def draw(axes: Sequence[Axes]) -> None:
-        axes[0].bar(range(len(histogram)), histogram, color=_BUSY_COLOUR)
+        axes[0].bar(range(len(histogram)), histogram, color=BUSY_COLOUR)
         axes[0].set(xlabel="updates between acting and training", ylabel="groups")
         axes[0].set_xticks(range(len(histogram)))
 
-    return _svg(draw, columns=1, width=4.5)
+    return svg(draw, columns=1, width=4.5)
 
 
 def throughput(samples: Sequence[Sample]) -> str:
@@ -126,7 +126,7 @@ def throughput(samples: Sequence[Sample]) -> str:
         axes[0].set(xlabel="minutes", ylabel="env steps/s", ylim=(0, None))
         axes[0].legend(frameon=False)
 
-    return _svg(draw, columns=1, width=5.5)
+    return svg(draw, columns=1, width=5.5)
 
 
 def _success_curve(samples: Sequence[Sample]) -> list[tuple[float, int, float]]:
@@ -173,15 +173,17 @@ def _episodes(store: StoreSample) -> int:
     return store.counters.get("accepted", 0)
 
 
-def _svg(
+def svg(
     draw: Callable[[Sequence[Axes]], None],
     columns: int,
     width: float = 9.0,
     share: bool = False,
     legend: Mapping[str, str] | None = None,
+    height: float = 2.6,
 ) -> str:
+    """What `draw` draws into `columns` axes side by side, as an SVG text. width, height: inches."""
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(width, 2.6))
+        figure = Figure(figsize=(width, height))
         axes = figure.subplots(1, columns, squeeze=False, sharey=share)[0]
         draw(list(axes))
         if legend:

@@ -14,7 +14,9 @@ from services.cli.advice import advice
 from services.cli.plots import EvaluationPoint
 from services.cli.runfolder import RunFolder, read_json
 from services.cli.samples import Sample, StoreSample, read_samples
+from services.cli.spans import read_spans
 from services.cli.summary import Summary, summarise
+from services.cli.timeline import timeline
 
 _PAGE = Template((Path(__file__).parent / "report_template.html").read_text())
 
@@ -35,6 +37,7 @@ def write_report(run: RunFolder) -> Path:
         success=plots.success(samples, evaluation_points(run, state)),
         updates=plots.updates(run.read_metrics()),
         lanes=plots.lanes(samples),
+        timeline=timeline(read_spans(run.spans)),
         staleness=plots.staleness(summary.staleness),
         throughput=plots.throughput(samples),
         transports=_transports(run),

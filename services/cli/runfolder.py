@@ -5,6 +5,7 @@ state.json       how far the run is: stages done, evaluations, result
 live.json        addresses of the running roles, while they run
 events.jsonl     starts, restarts, failures, stages
 samples.jsonl    one observation a second
+spans.jsonl      what each lane did when: the newest, up to some 64 MB
 logs/            one log per process
 demos/ policy/ checkpoints/ weights/ redis/ tensorboard/ evaluations/ videos/
 report.html
@@ -45,6 +46,11 @@ class RunFolder:
     def samples(self) -> Path:
         """Observations, one a line."""
         return self.path / "samples.jsonl"
+
+    @property
+    def spans(self) -> Path:
+        """What the lanes did when; see `services.cli.spans`."""
+        return self.path / "spans.jsonl"
 
     @property
     def events(self) -> Path:

@@ -16,6 +16,7 @@ from services.cli.interrupts import Interrupts
 from services.cli.progress import VARIABLE, read_progress
 from services.cli.runfolder import RunFolder, write_json
 from services.cli.samples import Sample
+from services.cli.spans import COLLECT_SECONDS, SpanFile, SpanReader
 from services.cli.status import Poller, RunClient
 from services.cli.supervisor import RestartPolicy, RoleFailed, Supervisor
 from services.common.errors import Exhausted, NotFound, Unavailable
@@ -38,7 +39,9 @@ class Session:
         self._supervisor = Supervisor(self._happened, policy)
         self._poller: Poller | None = None
         self._client: RunClient | None = None
-        self._kept = float("-inf")
+        self._kept = self._spans_kept = float("-inf")
+        self._spans: SpanReader | None = None
+        self._span_file = SpanFile(run.spans)
         self._evaluation = ""
         self.latest: Sample | None = None
         self._launch = int(run.read_state().get("launches", 0)) + 1
@@ -82,6 +85,7 @@ class Session:
     def poll(self, name: str, addresses: Mapping[str, str]) -> None:
         """Begin to sample the roles at these addresses; `name` is the run's name in the store."""
         self._client = RunClient(name, addresses)
+        self._spans = SpanReader(self._client.channels, time.monotonic() - self.board.elapsed())
         write_json(self.run.live, {"run": name, "addresses": dict(addresses)})
         self._poller = Poller(self._sample, self._keep)
         self._poller.start()
@@ -162,6 +166,9 @@ class Session:
         self.board.roles = tuple(name for name in running if name != "redis")
         self.board.add(sample)
         self.latest = sample
+        if self._spans is not None and sample.t - self._spans_kept >= COLLECT_SECONDS:
+            self._spans_kept = sample.t
+            self._span_file.add(self._spans.collect())
         if sample.t - self._kept >= max(SAMPLE_SECONDS, sample.t * SAMPLE_SHARE):
             self._kept = sample.t
             with self.run.samples.open("a") as file:

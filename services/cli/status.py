@@ -29,8 +29,8 @@ class RunClient:
 
     def __init__(self, run: str, addresses: Mapping[str, str]) -> None:
         self._run = run
-        self._channels = {name: open_channel(address) for name, address in addresses.items()}
-        self._roles = {name: role_pb2_grpc.RoleServiceStub(channel) for name, channel in self._channels.items()}
+        self.channels = {name: open_channel(address) for name, address in addresses.items()}
+        self._roles = {name: role_pb2_grpc.RoleServiceStub(channel) for name, channel in self.channels.items()}
         self.facts: dict[str, Mapping[str, str]] = {}
 
     def ask(self, t: float, stage: str, evaluation: str = "", restarts: Mapping[str, int] | None = None) -> Sample:
@@ -50,27 +50,27 @@ class RunClient:
 
     def close(self) -> None:
         """Close all channels."""
-        for channel in self._channels.values():
+        for channel in self.channels.values():
             channel.close()
 
     def _store(self) -> StoreSample | None:
-        if "store" not in self._channels:
+        if "store" not in self.channels:
             return None
-        stub = store_pb2_grpc.StoreServiceStub(self._channels["store"])
+        stub = store_pb2_grpc.StoreServiceStub(self.channels["store"])
         reply = _answer(stub.GetStats.future(store_pb2.GetStatsRequest(run=self._run), STATUS_SECONDS))
         return None if reply is None else _store(reply)
 
     def _learner(self) -> LearnerSample | None:
-        if "learner" not in self._channels:
+        if "learner" not in self.channels:
             return None
-        stub = learner_pb2_grpc.LearnerServiceStub(self._channels["learner"])
+        stub = learner_pb2_grpc.LearnerServiceStub(self.channels["learner"])
         reply = _answer(stub.GetProgress.future(learner_pb2.GetProgressRequest(), STATUS_SECONDS))
         return None if reply is None else _learner(reply)
 
     def _evaluation(self, name: str) -> EvaluationSample | None:
-        if not name or "store" not in self._channels:
+        if not name or "store" not in self.channels:
             return None
-        stub = store_pb2_grpc.StoreServiceStub(self._channels["store"])
+        stub = store_pb2_grpc.StoreServiceStub(self.channels["store"])
         request = store_pb2.GetEvaluationRequest(run=self._run, evaluation=name)
         reply = _answer(stub.GetEvaluation.future(request, STATUS_SECONDS))
         if reply is None:

@@ -24,8 +24,9 @@ from services.common.channels import MESSAGE_LIMIT
 from services.common.config import RoleConfig, report
 from services.common.errors import ConfigError, DvlaError
 from services.common.interceptors import ErrorInterceptor, TokenInterceptor
+from services.common.process import boot_id
 from services.common.security import require_protected
-from services.common.telemetry import BUSY, PrometheusCollector, Telemetry
+from services.common.telemetry import BUSY, PrometheusCollector, Spans, Telemetry
 
 log = structlog.get_logger()
 
@@ -71,6 +72,33 @@ class RoleServicer(role_pb2_grpc.RoleServiceServicer):
             metrics=telemetry.metrics(),
             facts=dict(telemetry.facts),
         )
+
+    async def GetSpans(
+        self, request: role_pb2.GetSpansRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> role_pb2.GetSpansResponse:
+        """What the lanes did when."""
+        lanes = [
+            (lane.name, lane.spans(request.first.get(lane.name, 0))) for lane in list(self._telemetry.lanes.values())
+        ]
+        return role_pb2.GetSpansResponse(
+            pid=os.getpid(),
+            boot_id=boot_id(),
+            lanes=[_spans(name, spans) for name, spans in lanes],
+            monotonic_seconds=time.monotonic(),  # after the spans were read: it ends the last of each lane
+            wall_seconds=time.time(),
+        )
+
+
+def _spans(name: str, spans: Spans) -> role_pb2.LaneSpans:
+    names = list(dict.fromkeys(state for _, state in spans.begins))
+    index = {state: number for number, state in enumerate(names)}
+    return role_pb2.LaneSpans(
+        name=name,
+        first=spans.first,
+        begins=[begin for begin, _ in spans.begins],
+        states=[index[state] for _, state in spans.begins],
+        names=names,
+    )
 
 
 class RoleServer:

@@ -1,10 +1,12 @@
-"""What a role says of itself: lanes (busy or idle, and why), metrics and facts.
+"""What a role says of itself: lanes (busy or idle, and why, and when), metrics and facts.
 
 One `Telemetry` per process; the role service, the Prometheus endpoint and the run report all read it.
 """
 
+import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +15,19 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 BUSY = "busy"
+KEPT_SPANS = 4096
+"""Newest spans that each lane remembers: some 400 KB, and minutes of a lane that changes 30 times a second."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Consecutive spans of a lane. begins: (monotonic seconds, state), each lasting until the next; the last is open.
+
+    first: number of the first of them, counted since the lane began.
+    """
+
+    first: int
+    begins: list[tuple[float, str]]
 
 
 class Lane:
@@ -24,14 +39,19 @@ class Lane:
         self._state = state
         self._since = time.monotonic()
         self._seconds: dict[str, float] = {}
+        self._begins = deque([(self._since, state)], KEPT_SPANS)
+        self._count = 1
 
     def set(self, state: str) -> str:
         """Switch to `BUSY` or to an idle reason; returns the previous state."""
         with self._lock:
             now = time.monotonic()  # inside the lock, or two threads could set the clock back
             previous = self._state
-            self._seconds[previous] = self._seconds.get(previous, 0.0) + now - self._since
-            self._state, self._since = state, now
+            if state != previous:
+                self._seconds[previous] = self._seconds.get(previous, 0.0) + now - self._since
+                self._state, self._since = state, now
+                self._begins.append((now, state))
+                self._count += 1
         return previous
 
     @contextmanager
@@ -50,6 +70,13 @@ class Lane:
             out = dict(self._seconds)
             out[self._state] = out.get(self._state, 0.0) + now - self._since
         return out
+
+    def spans(self, first: int = 0) -> Spans:
+        """Spans from number `first` on, as far as they are still kept; the newest one at least."""
+        with self._lock:
+            oldest = self._count - len(self._begins)
+            start = min(max(first, oldest), self._count - 1)
+            return Spans(start, list(itertools.islice(self._begins, start - oldest, None)))
 
 
 @dataclass

@@ -71,6 +71,8 @@ def test_every_command_explains_itself_without_importing_torch(command: str) -> 
         (["sim", "--slots", "0"], "slots = 0; expected 1 or more"),
         (["store", "--redis", "nowhere"], "redis = 'nowhere'; expected"),
         (["report", "nowhere"], "run 'nowhere' does not exist"),
+        (["trace", "nowhere"], "run 'nowhere' does not exist"),
+        (["trace"], "give the name of a run"),
         (["eval", "nowhere"], "'nowhere' is neither the folder of a policy nor a run"),
         (["runs", "lst"], "runs 'lst'"),
         (["top"], "is running"),

@@ -16,7 +16,7 @@ import torch
 
 from services.common.errors import DvlaError
 from services.common.spec import Array, FloatArray
-from services.common.telemetry import Telemetry
+from services.common.telemetry import BUSY, Telemetry
 from services.policies.base import Act, Mode, Policy, numpy_record
 from services.policies.noise import RowNoise
 
@@ -57,6 +57,7 @@ class PolicyRunner:
         self._pinned: dict[VersionKey, Policy] = {}
         self._damage = ""
         self._calling = threading.Lock()
+        self._lane = telemetry.lane("inference", "rows")
         self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
         self._thread.start()
 
@@ -118,7 +119,8 @@ class PolicyRunner:
                     break
                 calls.append(more)
             # A session that ended meanwhile has cancelled its future.
-            self._serve([call for call in calls if call[1].set_running_or_notify_cancel()])
+            with self._lane.during(BUSY):
+                self._serve([call for call in calls if call[1].set_running_or_notify_cancel()])
 
     def _serve(self, calls: Sequence[tuple[Sequence[Row], Future[list[Chunk]]]]) -> None:
         try:

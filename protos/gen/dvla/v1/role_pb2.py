@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dvla.v1 import common_pb2 as dvla_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12\x64vla/v1/role.proto\x12\x07\x64vla.v1\x1a\x14\x64vla/v1/common.proto\"\x12\n\x10GetStatusRequest\"\xc6\x02\n\x11GetStatusResponse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x16\n\x0euptime_seconds\x18\x04 \x01(\x01\x12\"\n\x05lanes\x18\x05 \x03(\x0b\x32\x13.dvla.v1.LaneStatus\x12\x38\n\x07metrics\x18\x06 \x03(\x0b\x32\'.dvla.v1.GetStatusResponse.MetricsEntry\x12\x34\n\x05\x66\x61\x63ts\x18\x07 \x03(\x0b\x32%.dvla.v1.GetStatusResponse.FactsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32Q\n\x0bRoleService\x12\x42\n\tGetStatus\x12\x19.dvla.v1.GetStatusRequest\x1a\x1a.dvla.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12\x64vla/v1/role.proto\x12\x07\x64vla.v1\x1a\x14\x64vla/v1/common.proto\"\x12\n\x10GetStatusRequest\"\xc6\x02\n\x11GetStatusResponse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x16\n\x0euptime_seconds\x18\x04 \x01(\x01\x12\"\n\x05lanes\x18\x05 \x03(\x0b\x32\x13.dvla.v1.LaneStatus\x12\x38\n\x07metrics\x18\x06 \x03(\x0b\x32\'.dvla.v1.GetStatusResponse.MetricsEntry\x12\x34\n\x05\x66\x61\x63ts\x18\x07 \x03(\x0b\x32%.dvla.v1.GetStatusResponse.FactsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"s\n\x0fGetSpansRequest\x12\x32\n\x05\x66irst\x18\x01 \x03(\x0b\x32#.dvla.v1.GetSpansRequest.FirstEntry\x1a,\n\nFirstEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x84\x01\n\x10GetSpansResponse\x12\x0b\n\x03pid\x18\x01 \x01(\x03\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x19\n\x11monotonic_seconds\x18\x03 \x01(\x01\x12\x14\n\x0cwall_seconds\x18\x04 \x01(\x01\x12!\n\x05lanes\x18\x05 \x03(\x0b\x32\x12.dvla.v1.LaneSpans\"W\n\tLaneSpans\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x0e\n\x06\x62\x65gins\x18\x03 \x03(\x01\x12\x0e\n\x06states\x18\x04 \x03(\r\x12\r\n\x05names\x18\x05 \x03(\t2\x92\x01\n\x0bRoleService\x12\x42\n\tGetStatus\x12\x19.dvla.v1.GetStatusRequest\x1a\x1a.dvla.v1.GetStatusResponse\x12?\n\x08GetSpans\x12\x18.dvla.v1.GetSpansRequest\x1a\x19.dvla.v1.GetSpansResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_GETSTATUSRESPONSE_FACTSENTRY']._loaded_options = None
   _globals['_GETSTATUSRESPONSE_FACTSENTRY']._serialized_options = b'8\001'
+  _globals['_GETSPANSREQUEST_FIRSTENTRY']._loaded_options = None
+  _globals['_GETSPANSREQUEST_FIRSTENTRY']._serialized_options = b'8\001'
   _globals['_GETSTATUSREQUEST']._serialized_start=53
   _globals['_GETSTATUSREQUEST']._serialized_end=71
   _globals['_GETSTATUSRESPONSE']._serialized_start=74
@@ -44,6 +46,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_end=354
   _globals['_GETSTATUSRESPONSE_FACTSENTRY']._serialized_start=356
   _globals['_GETSTATUSRESPONSE_FACTSENTRY']._serialized_end=400
-  _globals['_ROLESERVICE']._serialized_start=402
-  _globals['_ROLESERVICE']._serialized_end=483
+  _globals['_GETSPANSREQUEST']._serialized_start=402
+  _globals['_GETSPANSREQUEST']._serialized_end=517
+  _globals['_GETSPANSREQUEST_FIRSTENTRY']._serialized_start=473
+  _globals['_GETSPANSREQUEST_FIRSTENTRY']._serialized_end=517
+  _globals['_GETSPANSRESPONSE']._serialized_start=520
+  _globals['_GETSPANSRESPONSE']._serialized_end=652
+  _globals['_LANESPANS']._serialized_start=654
+  _globals['_LANESPANS']._serialized_end=741
+  _globals['_ROLESERVICE']._serialized_start=744
+  _globals['_ROLESERVICE']._serialized_end=890
 # @@protoc_insertion_point(module_scope)

@@ -127,3 +127,135 @@ class GetStatusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class GetSpansRequest(_message.Message):
+    """Asks for spans."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FirstEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def first(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """First span wanted of each lane, by lane name: 0 or missing for the oldest that is kept. To go on, ask for the last
+        span of the previous answer again: it was still open.
+        """
+
+    def __init__(
+        self,
+        *,
+        first: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSpansRequest: _TypeAlias = GetSpansRequest  # noqa: Y015
+
+@_typing.final
+class GetSpansResponse(_message.Message):
+    """Spans of a role's lanes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    BOOT_ID_FIELD_NUMBER: _builtins.int
+    MONOTONIC_SECONDS_FIELD_NUMBER: _builtins.int
+    WALL_SECONDS_FIELD_NUMBER: _builtins.int
+    LANES_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    """Process id, in the role's own namespace; spans are counted anew by each process."""
+    boot_id: _builtins.str
+    """Boot id of the machine: processes of one boot share the monotonic clock."""
+    monotonic_seconds: _builtins.float
+    """The machine's monotonic clock in seconds, which all times here are of, as the role answered: the last span of each
+    lane reaches to this moment at least.
+    """
+    wall_seconds: _builtins.float
+    """Seconds of the wall clock at the same moment."""
+    @_builtins.property
+    def lanes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LaneSpans]:
+        """Lanes of the role."""
+
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        boot_id: _builtins.str = ...,
+        monotonic_seconds: _builtins.float = ...,
+        wall_seconds: _builtins.float = ...,
+        lanes: _abc.Iterable[Global___LaneSpans] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "lanes", b"lanes", "monotonic_seconds", b"monotonic_seconds", "pid", b"pid", "wall_seconds", b"wall_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSpansResponse: _TypeAlias = GetSpansResponse  # noqa: Y015
+
+@_typing.final
+class LaneSpans(_message.Message):
+    """Spans of one lane: each lasts until the next begins, for a lane is always in exactly one state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    BEGINS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Lane name."""
+    first: _builtins.int
+    """Number of the first span below; more than asked for if older ones are no longer kept."""
+    @_builtins.property
+    def begins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Monotonic seconds at which each span begins."""
+
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """State of each span as an index into `names`."""
+
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Distinct states: "busy" or an idle reason."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        first: _builtins.int = ...,
+        begins: _abc.Iterable[_builtins.float] | None = ...,
+        states: _abc.Iterable[_builtins.int] | None = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins", b"begins", "first", b"first", "name", b"name", "names", b"names", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaneSpans: _TypeAlias = LaneSpans  # noqa: Y015

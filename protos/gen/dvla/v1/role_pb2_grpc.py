@@ -40,6 +40,11 @@ class RoleServiceStub(object):
                 request_serializer=dvla_dot_v1_dot_role__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=dvla_dot_v1_dot_role__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.GetSpans = channel.unary_unary(
+                '/dvla.v1.RoleService/GetSpans',
+                request_serializer=dvla_dot_v1_dot_role__pb2.GetSpansRequest.SerializeToString,
+                response_deserializer=dvla_dot_v1_dot_role__pb2.GetSpansResponse.FromString,
+                _registered_method=True)
 
 
 class RoleServiceServicer(object):
@@ -55,6 +60,16 @@ class RoleServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetSpans(self, request, context):
+        """What the role's lanes did when: the newest few thousand changes of each. Meant to be read every few seconds, each
+        time only what is new.
+
+        Errors: none of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RoleServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -62,6 +77,11 @@ def add_RoleServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=dvla_dot_v1_dot_role__pb2.GetStatusRequest.FromString,
                     response_serializer=dvla_dot_v1_dot_role__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'GetSpans': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSpans,
+                    request_deserializer=dvla_dot_v1_dot_role__pb2.GetSpansRequest.FromString,
+                    response_serializer=dvla_dot_v1_dot_role__pb2.GetSpansResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -92,6 +112,33 @@ class RoleService(object):
             '/dvla.v1.RoleService/GetStatus',
             dvla_dot_v1_dot_role__pb2.GetStatusRequest.SerializeToString,
             dvla_dot_v1_dot_role__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSpans(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dvla.v1.RoleService/GetSpans',
+            dvla_dot_v1_dot_role__pb2.GetSpansRequest.SerializeToString,
+            dvla_dot_v1_dot_role__pb2.GetSpansResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,12 @@ class RoleServiceStub:
 
     Errors: none of its own.
     """
+    GetSpans: _grpc.UnaryUnaryMultiCallable[_role_pb2.GetSpansRequest, _role_pb2.GetSpansResponse]
+    """What the role's lanes did when: the newest few thousand changes of each. Meant to be read every few seconds, each
+    time only what is new.
+
+    Errors: none of its own.
+    """
 
 @_typing.type_check_only
 class RoleServiceAsyncStub(RoleServiceStub):
@@ -46,6 +52,12 @@ class RoleServiceAsyncStub(RoleServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_role_pb2.GetStatusRequest, _role_pb2.GetStatusResponse]  # type: ignore[assignment]
     """The role's current status. Cheap; meant to be polled a few times a second.
+
+    Errors: none of its own.
+    """
+    GetSpans: _aio.UnaryUnaryMultiCallable[_role_pb2.GetSpansRequest, _role_pb2.GetSpansResponse]  # type: ignore[assignment]
+    """What the role's lanes did when: the newest few thousand changes of each. Meant to be read every few seconds, each
+    time only what is new.
 
     Errors: none of its own.
     """
@@ -60,6 +72,18 @@ class RoleServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_role_pb2.GetStatusResponse, _abc.Awaitable[_role_pb2.GetStatusResponse]]:
         """The role's current status. Cheap; meant to be polled a few times a second.
+
+        Errors: none of its own.
+        """
+
+    @_abc_1.abstractmethod
+    def GetSpans(
+        self,
+        request: _role_pb2.GetSpansRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_role_pb2.GetSpansResponse, _abc.Awaitable[_role_pb2.GetSpansResponse]]:
+        """What the role's lanes did when: the newest few thousand changes of each. Meant to be read every few seconds, each
+        time only what is new.
 
         Errors: none of its own.
         """
