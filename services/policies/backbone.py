@@ -4,6 +4,7 @@ Written for one CPU thread: few tokens (instruction bytes enter in groups), fuse
 block computes only the tokens that somebody reads.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,11 +37,12 @@ class Layer(nn.Module):
     recompute = False
 
 
-def run_layer(layer: Layer, *arguments: Any) -> Any:
-    """Call a layer, keeping only its arguments for the backward pass if it is to recompute."""
+def run_layer(layer: Layer, *arguments: Any, part: Callable[..., Any] | None = None) -> Any:
+    """Call a layer, or a part of it, keeping only its arguments for the backward pass if it is to recompute."""
+    function = part or layer
     if layer.recompute and torch.is_grad_enabled():
-        return checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)
-    return layer(*arguments)
+        return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+    return function(*arguments)
 
 
 class Block(Layer):

@@ -82,7 +82,7 @@ class TinyOft(TinyPolicy):
         *blocks, last = self.backbone.layers
         for block in blocks:
             tokens, _, _ = run_layer(block, tokens)
-        hidden: Tensor = self.norm(last.last_tokens(tokens, len(self.queries)))
+        hidden: Tensor = self.norm(run_layer(last, tokens, len(self.queries), part=last.last_tokens))
         return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:

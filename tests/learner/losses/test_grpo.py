@@ -9,9 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.errors import ConfigError
 from services.learner.losses.grpo import grpo_loss
-from services.learner.losses.registry import build_loss
 from services.learner.losses.terms import LossOptions, LossTerms, at_level, mean_at_level, term_mask, term_weights
 
 
@@ -156,8 +154,3 @@ def test_weights_per_trajectory_and_per_token() -> None:
     assert term_weights(mask, episode, "token").tolist() == [[1, 1], [1, 0], [1, 1]]
     weights = term_weights(mask, episode, "trajectory")
     torch.testing.assert_close(weights, torch.tensor([[1 / 3, 1 / 3], [1 / 3, 0], [0.5, 0.5]]))
-
-
-def test_unknown_algorithm_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="grpo"):
-        build_loss("ppg", LossOptions())
