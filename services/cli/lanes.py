@@ -9,6 +9,10 @@ from services.cli.samples import BUSY, RoleSample, Sample
 LANES = ("sampling", "receiving", "training", "distribution")
 """The four swimlanes, in the order of the report."""
 
+SIMULATION, INFERENCE = "simulation", "inference"
+"""What stands behind the sampling lane: the environments of all simulators, and the policy calls of all workers."""
+_ENVIRONMENT = "env-"
+
 LaneSeconds = dict[str, dict[str, float]]
 """lane -> state -> seconds."""
 
@@ -39,7 +43,7 @@ def seconds_between(samples: Iterable[Sample]) -> LaneSeconds:
             restarted = before is None or before.pid != role.pid
             for lane, states in role.lanes.items():
                 earlier = {} if restarted or before is None else before.lanes.get(lane, {})
-                _add(out.setdefault(lane, {}), states, earlier)
+                _add(out.setdefault(SIMULATION if lane.startswith(_ENVIRONMENT) else lane, {}), states, earlier)
     return out
 
 
@@ -53,9 +57,9 @@ def add_up(spans: Iterable[LaneSeconds]) -> LaneSeconds:
 
 
 def shares(seconds: LaneSeconds) -> dict[str, LaneShare]:
-    """Seconds as shares, for the four lanes."""
+    """Seconds as shares, for the four lanes, and for simulation and inference where they were seen."""
     out = {}
-    for lane in LANES:
+    for lane in (*LANES, *(name for name in (SIMULATION, INFERENCE) if name in seconds)):
         states = seconds.get(lane, {})
         total = sum(states.values())
         idle = {state: value / total for state, value in sorted(states.items()) if state != BUSY and total}

@@ -2,6 +2,7 @@
 
 import html
 import os
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -30,7 +31,7 @@ def write_report(run: RunFolder) -> Path:
     text = _PAGE.substitute(
         name=html.escape(run.name),
         result=html.escape(state.get("result") or "not finished"),
-        advice=html.escape(advice(summary, os.cpu_count() or 1)),
+        advice=html.escape(advice(summary, os.cpu_count() or 1, _mode(run))),
         facts=_facts(summary, samples),
         evaluations=_evaluations(run, state),
         videos=_videos(run),
@@ -48,6 +49,11 @@ def write_report(run: RunFolder) -> Path:
     partial.write_text(text)
     partial.replace(run.report)
     return run.report
+
+
+def _mode(run: RunFolder) -> str:
+    """Whether lanes were meant to overlap."""
+    return str(tomllib.loads(run.recipe.read_text()).get("run", {}).get("mode", "async"))
 
 
 def evaluation_points(run: RunFolder, state: Mapping[str, Any]) -> list[EvaluationPoint]:

@@ -1,7 +1,10 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 
-from services.cli.advice import advice
+import pytest
+
+from services.cli.advice import advice, diagnose
 from services.cli.lanes import LaneShare
 from services.cli.report import write_report
 from services.cli.runfolder import RunFolder, write_json
@@ -43,20 +46,45 @@ def test_report_of_a_run_that_has_just_begun(tmp_path: Path) -> None:
     assert "Too little training" in text
 
 
-def summary(sampling: LaneShare, training: LaneShare) -> Summary:
-    return Summary(seconds=60, updates=9, lanes={"sampling": sampling, "training": training})
+def summary(sampling: LaneShare, training: LaneShare, **others: LaneShare) -> Summary:
+    return Summary(seconds=60, updates=9, lanes={"sampling": sampling, "training": training, **others})
 
 
-def test_advice_names_the_bottleneck() -> None:
-    assert "Simulation holds it back" in advice(
-        summary(LaneShare(0.95, {"work": 0.05}), LaneShare(0.4, {"lease": 0.6})), 2
-    )
-    assert "learner holds it back" in advice(
-        summary(LaneShare(0.4, {"admission": 0.6}), LaneShare(0.95, {"lease": 0.05})), 2
-    )
-    assert "newer weights" in advice(summary(LaneShare(0.5, {"weights": 0.5}), LaneShare(0.5, {"lease": 0.5})), 2)
-    assert "Admission holds it back" in advice(
-        summary(LaneShare(0.5, {"admission": 0.5}), LaneShare(0.5, {"lease": 0.5})), 2
-    )
-    assert "Nothing waits" in advice(summary(LaneShare(0.9, {"work": 0.1}), LaneShare(0.9, {"lease": 0.1})), 2)
-    assert "Simulation" not in advice(summarise([]), 2)
+def busy(share: float) -> LaneShare:
+    return LaneShare(share, {"client": 1 - share})
+
+
+WAITS_FOR_EPISODES = LaneShare(0.4, {"lease": 0.6})
+SAMPLES = LaneShare(0.95, {"work": 0.05})
+
+
+@pytest.mark.parametrize(
+    ("bottleneck", "lanes"),
+    [
+        ("simulation", summary(SAMPLES, WAITS_FOR_EPISODES)),
+        ("simulation", summary(SAMPLES, WAITS_FOR_EPISODES, simulation=busy(0.97), inference=busy(0.5))),
+        ("inference", summary(SAMPLES, WAITS_FOR_EPISODES, simulation=busy(0.5), inference=busy(0.97))),
+        ("overlap", summary(SAMPLES, WAITS_FOR_EPISODES, simulation=busy(0.5), inference=busy(0.45))),
+        ("learner", summary(LaneShare(0.4, {"admission": 0.6}), LaneShare(0.95, {"lease": 0.05}))),
+        ("weights", summary(LaneShare(0.5, {"weights": 0.5}), LaneShare(0.5, {"lease": 0.5}), receiving=busy(0.8))),
+        ("weights", summary(LaneShare(0.5, {"weights": 0.5}), LaneShare(0.5, {"lease": 0.5}), distribution=busy(0.8))),
+        ("staleness", summary(LaneShare(0.5, {"admission": 0.5}), LaneShare(0.5, {"lease": 0.5}))),
+        ("nothing", summary(LaneShare(0.9, {"work": 0.1}), LaneShare(0.9, {"lease": 0.1}))),
+        ("publishing", summary(SAMPLES, LaneShare(0.6, {"lease": 0.1, "snapshot": 0.2, "checkpoint": 0.1}))),
+        ("simulators", summary(LaneShare(0.5, {"sim": 0.5}), WAITS_FOR_EPISODES)),
+        ("memory", summary(LaneShare(0.5, {"memory": 0.5}), WAITS_FOR_EPISODES)),
+        ("restarts", replace(summary(SAMPLES, WAITS_FOR_EPISODES), restarts={"sim-0": 3})),
+        ("unknown", summarise([])),
+    ],
+)
+def test_advice_names_the_bottleneck(bottleneck: str, lanes: Summary) -> None:
+    found = diagnose(lanes, 2)
+    assert found.bottleneck == bottleneck, found
+    assert found.text.endswith(".")
+    assert advice(lanes, 2) == found.text
+
+
+def test_advice_for_lanes_that_take_turns() -> None:
+    found = diagnose(summary(LaneShare(0.5, {"admission": 0.5}), LaneShare(0.4, {"lease": 0.6})), 2, mode="sync")
+    assert found.bottleneck == "turns"
+    assert "1.80 times as fast" in found.text
