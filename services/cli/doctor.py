@@ -100,13 +100,10 @@ def _vulkan() -> Finding:
 
 
 def _transports() -> Finding:
-    """Which ways tensors may take between roles here. What a run took, and why, is in its report."""
-    ways = ["grpc"]
-    if os.access(SHM, os.W_OK):
-        ways.insert(0, "shm")
-    if Path("/proc/driver/nvidia/version").exists():
-        ways.insert(0, "cuda_ipc")
-    return Finding("transports", True, " > ".join(["in_process", *ways]) + " (each edge is probed at run time)")
+    """Which ways tensors may take between roles here, each tried with a second process."""
+    from services.cli.transports import summary
+
+    return Finding("transports", *summary())
 
 
 def _output(*command: str) -> str:

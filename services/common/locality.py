@@ -15,6 +15,7 @@ from dvla.v1 import common_pb2 as pb
 
 from services.common import locks
 from services.common.arena import Peer
+from services.common.arena.cuda_limits import pid_namespace
 from services.common.errors import ConfigError, DvlaError, Unsupported
 from services.common.flatfile import open_named, shared_folder
 from services.common.process import boot_id
@@ -116,6 +117,7 @@ class Vicinity:
             boot_id=boot_id(),
             probe_file=self._path.name if self.peer else "",
             probe_nonce=self.nonce if self.peer else b"",
+            pid_namespace=pid_namespace(),
             transports=[transport for transport in self._transports if transport not in impossible],
         )
 

@@ -17,13 +17,21 @@ app = role_app("sim", SimConfig, run, "Serve a vectorised simulator.")
 
 
 @app.command
-def check(address: str, *, token_file: str = "", tls_ca: str = "", tls_cert: str = "", tls_key: str = "") -> None:
+def check(
+    address: str,
+    *,
+    token_file: str = "",
+    tls_ca: str = "",
+    tls_cert: str = "",
+    tls_key: str = "",
+    shared_folder: str = "",
+) -> None:
     """Check that the simulator at an address (unix:/path or host:port) keeps the contract."""
     from services.sim.check import run_checks
 
     access = SimConfig(token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
     bad = 0
-    for finding in run_checks(address, access.security()):
+    for finding in run_checks(address, access.security(), shared_folder):
         print(f"{'ok  ' if finding.ok else 'FAIL'} {finding.name}: {finding.detail}", flush=True)
         bad += not finding.ok
     if bad:

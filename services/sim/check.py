@@ -10,6 +10,7 @@ import numpy as np
 from dvla.v1 import sim_pb2
 
 from services.common.errors import DvlaError, InvalidInput, NotFound
+from services.common.locality import name_of
 from services.common.security import Security
 from services.common.spec import Array, FloatArray, SimSpec, TaskSpec
 from services.sim.client import SimClient, SimSession, reset_slot, zeros
@@ -31,25 +32,26 @@ class Violation(Exception):
     """The contract is broken; the text says how."""
 
 
-def run_checks(address: str, security: Security | None = None) -> Iterator[Finding]:
+def run_checks(address: str, security: Security | None = None, shared_folder: str = "") -> Iterator[Finding]:
     """Run every check, in order; a violation or an error of one does not stop the others."""
-    client = SimClient(address, security)
+    client, sharing = SimClient(address, security), SimClient(address, security, "auto", shared_folder)
     try:
         spec, described = client.describe()
         for name, check in CHECKS.items():
             try:
-                yield Finding(name, True, check(_Probe(client, spec, described.slots_per_session)))
+                yield Finding(name, True, check(_Probe(client, sharing, spec, described.slots_per_session)))
             except (Violation, DvlaError) as error:
                 yield Finding(name, False, str(error))
     finally:
         client.close()
+        sharing.close()
 
 
 class _Probe:
     """What the checks share: sessions and episodes of the first task."""
 
-    def __init__(self, client: SimClient, spec: SimSpec, slots: int) -> None:
-        self.client, self.spec, self.slots = client, spec, slots
+    def __init__(self, client: SimClient, sharing: SimClient, spec: SimSpec, slots: int) -> None:
+        self.client, self.sharing, self.spec, self.slots = client, sharing, spec, slots
         self.task: TaskSpec = spec.tasks[0]
         self._rng = np.random.default_rng(0)
 
@@ -251,6 +253,21 @@ def check_bad_input(probe: _Probe) -> str:
     return "refused by name, and the next session works"
 
 
+def check_transport(probe: _Probe) -> str:
+    """Shared memory, where the service offers it to us, holds what grpc brings."""
+    with probe.sharing.open() as session:
+        name, reason = name_of(session.opened.transport), session.opened.reason
+        _, shared = session.advance([probe.reset(0)])
+    if name == "grpc":
+        return f"grpc only: {reason}"
+    if probe.spec.starts == "none":
+        return f"{name}, not compared: no replayable starts"
+    with probe.client.open() as session:
+        _, sent = session.advance([probe.reset(0)])
+    _close(shared, sent, 0, 0, f"the same start by {name} and by grpc")
+    return f"{name} equals grpc"
+
+
 CHECKS: dict[str, Callable[[_Probe], str]] = {
     "spec": check_spec,
     "shapes": check_shapes,
@@ -260,4 +277,5 @@ CHECKS: dict[str, Callable[[_Probe], str]] = {
     "ends": check_ends,
     "clipping": check_clipping,
     "bad input": check_bad_input,
+    "transport": check_transport,
 }

@@ -17,8 +17,9 @@ from tests.sim.serving import serving
 
 def failures(folder: Path, factory: Factory) -> dict[str, str]:
     with serving(folder, factory, sessions=1) as (service, _):
-        findings = list(run_checks(service.address))
+        findings = list(run_checks(service.address, shared_folder=str(folder)))
     assert [finding.name for finding in findings] == list(CHECKS)
+    assert findings[-1].detail == "shm equals grpc" or not findings[-1].ok
     return {finding.name: finding.detail for finding in findings if not finding.ok}
 
 

@@ -293,6 +293,6 @@ def no_room(folder: Path, size: int, error: OSError) -> str:
     free, total = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
     return (
         f"an arena of {size} bytes does not fit into {str(folder)!r} ({free} of {total} bytes free): {error.strerror}; "
-        f"in compose set shm_size to at least {-(-(total - free + size) // 2**20)}mb for this service, or mount a "
-        "larger tmpfs and name it as shared folder"
+        f"in compose set SHARED_MEMORY, or shm_size of this service, to at least "
+        f"{-(-(total - free + size) // 2**20)}mb, or mount a larger tmpfs and name it as shared folder"
     )

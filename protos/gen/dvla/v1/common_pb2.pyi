@@ -224,7 +224,9 @@ Global___Extent: _TypeAlias = Extent  # noqa: Y015
 
 @_typing.final
 class CudaExtent(_message.Message):
-    """A range of bytes in a CUDA IPC arena: one long-lived uint8 allocation per device."""
+    """A range of bytes in a CUDA IPC arena: one long-lived uint8 allocation per device. Handles are exported freshly for
+    each consumer session and opened once by it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -234,18 +236,27 @@ class CudaExtent(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
     gpu_uuid: _builtins.str
     """UUID of the GPU that owns the memory; must equal the reader's."""
     memory_handle: _builtins.bytes
     """cudaIpcMemHandle of the arena, exported freshly for this consumer session."""
     event_handle: _builtins.bytes
-    """cudaIpcEventHandle that the producer records after writing."""
+    """cudaIpcEventHandle of the slot, which the producer records after writing."""
     offset: _builtins.int
     """First byte in the arena."""
     length: _builtins.int
     """Length in bytes."""
     sequence: _builtins.int
     """Sequence number: even and unchanged before and after a read, or the read was torn."""
+    session: _builtins.int
+    """Session of the producer; handles of an earlier one are void."""
+    size: _builtins.int
+    """Size of the arena in bytes."""
+    slot: _builtins.int
+    """Slot, whose sequence number lies at 8 * slot in the arena's first page."""
     def __init__(
         self,
         *,
@@ -255,10 +266,13 @@ class CudaExtent(_message.Message):
         offset: _builtins.int = ...,
         length: _builtins.int = ...,
         sequence: _builtins.int = ...,
+        session: _builtins.int = ...,
+        size: _builtins.int = ...,
+        slot: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_handle", b"event_handle", "gpu_uuid", b"gpu_uuid", "length", b"length", "memory_handle", b"memory_handle", "offset", b"offset", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_handle", b"event_handle", "gpu_uuid", b"gpu_uuid", "length", b"length", "memory_handle", b"memory_handle", "offset", b"offset", "sequence", b"sequence", "session", b"session", "size", b"size", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -357,12 +371,15 @@ class Locality(_message.Message):
     PROBE_NONCE_FIELD_NUMBER: _builtins.int
     GPU_UUIDS_FIELD_NUMBER: _builtins.int
     TRANSPORTS_FIELD_NUMBER: _builtins.int
+    PID_NAMESPACE_FIELD_NUMBER: _builtins.int
     boot_id: _builtins.str
     """/proc/sys/kernel/random/boot_id."""
     probe_file: _builtins.str
     """Name of a probe file in the sender's shared-memory folder ..."""
     probe_nonce: _builtins.bytes
     """... and the nonce written in it. The receiver opens the file and compares."""
+    pid_namespace: _builtins.int
+    """Inode of the sender's process id namespace: CUDA IPC works inside one only. 0: not stated."""
     @_builtins.property
     def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """UUIDs of the GPUs that the sender can use."""
@@ -379,10 +396,11 @@ class Locality(_message.Message):
         probe_nonce: _builtins.bytes = ...,
         gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
         transports: _abc.Iterable[Global___Transport.ValueType] | None = ...,
+        pid_namespace: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "gpu_uuids", b"gpu_uuids", "probe_file", b"probe_file", "probe_nonce", b"probe_nonce", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "gpu_uuids", b"gpu_uuids", "pid_namespace", b"pid_namespace", "probe_file", b"probe_file", "probe_nonce", b"probe_nonce", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
