@@ -1,8 +1,8 @@
 """Which policy families exist: a name for a class, without importing it. No torch.
 
 Built in are `tiny-oft`, `tiny-flow` and `emulated`, which only waits. Others come from installed packages (entry
-points in the group `dvla.policies`), from the environment variable `DVLA_POLICIES` (`module:Class`, separated by commas) or
-from `register_family`.
+points in the group `dvla.policies`), from the environment variable `DVLA_POLICIES` (`module:Class`, separated by
+commas) or from `register_family`.
 A family name travels over the network inside weight manifests, so a name alone never imports anything:
 each process lists for itself which modules it trusts.
 """

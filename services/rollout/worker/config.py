@@ -37,6 +37,9 @@ class RolloutConfig(RoleConfig):
     """torch device of inference: cpu, cuda or cuda:N."""
     max_batch: int = 256
     """Rows of one policy call; waiting requests of all sessions are joined up to this."""
+    batch_wait: float = 0.0
+    """Seconds that rows wait for rows of other sessions, to share a policy call; never longer than until all sessions
+    have asked. Worth it with many small sessions; with two large ones it takes their overlap away."""
     pending_appends: int = 32
     """Finished episodes on their way to the store; sampling waits beyond that."""
 
@@ -45,6 +48,8 @@ class RolloutConfig(RoleConfig):
         for field in ("sessions_per_sim", "threads", "max_batch", "pending_appends"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field} = {getattr(self, field)}; expected 1 or more")
+        if not 0 <= self.batch_wait <= 1:
+            raise ConfigError(f"batch_wait = {self.batch_wait}; expected 0 to 1 second")
         for field, address in (("store", self.store), ("weights", self.weights), *(("sims", sim) for sim in self.sims)):
             check_address(field, address)
         accepted(self.transport)

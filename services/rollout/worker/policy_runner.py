@@ -6,6 +6,7 @@ Weights swap here and only here, between two calls, by exchanging a reference.
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from services.policies.noise import RowNoise
 
 VersionKey = tuple[int, int]
 """(epoch, update)."""
+Call = tuple[Sequence["Row"], "Future[list[Chunk]]"]
+"""Rows that wait, and where their chunks go."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,17 @@ class Chunk:
 
 
 class PolicyRunner:
-    """Runs policy calls in a thread of its own. `swap` and `pin` may be called from any thread."""
+    """Runs policy calls in a thread of its own. `swap` and `pin` may be called from any thread.
+
+    batch_wait: seconds that the first rows of a call wait for others at most. callers: how many may ask at the same
+    time; once all of them have, waiting would bring no more rows. 0 means not known.
+    """
 
     def __init__(self, telemetry: Telemetry, max_batch: int, threads: int, device: str) -> None:
         self._telemetry, self._max_batch, self._threads = telemetry, max_batch, threads
+        self.batch_wait, self.callers = 0.0, 0
         self._device = torch.device(device)
-        self._waiting: queue.SimpleQueue[tuple[Sequence[Row], Future[list[Chunk]]] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._live: tuple[VersionKey, Policy] | None = None
         self._pinned: dict[VersionKey, Policy] = {}
         self._damage = ""
@@ -111,18 +119,28 @@ class PolicyRunner:
     def _run(self) -> None:
         torch.set_num_threads(self._threads)
         while (first := self._waiting.get()) is not None:
-            calls = [first]
-            while sum(len(rows) for rows, _ in calls) < self._max_batch and not self._waiting.empty():
-                more = self._waiting.get()
-                if more is None:
-                    self._waiting.put(None)
-                    break
-                calls.append(more)
+            calls = self._joined(first)
             # A session that ended meanwhile has cancelled its future.
             with self._lane.during(BUSY):
                 self._serve([call for call in calls if call[1].set_running_or_notify_cancel()])
 
-    def _serve(self, calls: Sequence[tuple[Sequence[Row], Future[list[Chunk]]]]) -> None:
+    def _joined(self, first: Call) -> list[Call]:
+        """The first call and what others ask meanwhile: what waits already, and what comes within the bounded wait."""
+        calls, deadline = [first], time.monotonic() + self.batch_wait
+        while sum(len(rows) for rows, _ in calls) < self._max_batch:
+            patient = self.batch_wait > 0 and not 0 < self.callers <= len(calls)
+            left = deadline - time.monotonic() if patient else 0.0
+            try:
+                more = self._waiting.get(timeout=left) if left > 0 else self._waiting.get_nowait()
+            except queue.Empty:
+                break
+            if more is None:
+                self._waiting.put(None)
+                break
+            calls.append(more)
+        return calls
+
+    def _serve(self, calls: Sequence[Call]) -> None:
         try:
             with self._calling:
                 chunks = self._answer([row for rows, _ in calls for row in rows])

@@ -75,6 +75,7 @@ class Worker:
     def __post_init__(self) -> None:
         self._lane = self.telemetry.lane("sampling")
         self._lane.set("sim")
+        self.policy.batch_wait = self.config.batch_wait
         self.starts = Starts(self.store.set_start)
         self._deliveries = Deliveries(self.store, self.telemetry, self.config.pending_appends)
         self._ids = itertools.count()
@@ -213,6 +214,7 @@ class Worker:
     def _account(self) -> None:
         """The sampling lane is busy while any session is; without a session it waits for simulators."""
         idle = self.idle_reason if self._sessions else "sim"
+        self.policy.callers = sum(self._sessions.values())
         self._lane.set(BUSY if any(self._sessions.values()) else idle)
 
     async def deliver(self, episode: Episode, outcome: Outcome, backend: str) -> None:

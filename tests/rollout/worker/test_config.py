@@ -12,6 +12,7 @@ from services.rollout.worker.config import RolloutConfig
         ({"sessions_per_sim": 0}, "sessions_per_sim = 0; expected 1 or more"),
         ({"threads": 0}, "threads = 0"),
         ({"max_batch": -1}, "max_batch = -1"),
+        ({"batch_wait": 2.0}, "batch_wait = 2.0; expected 0 to 1 second"),
         ({"pending_appends": 0}, "pending_appends = 0"),
         ({"sims": ()}, "sims is empty"),
         ({"sims": ("unix:/s", "sim")}, "sims = 'sim'; expected unix:/path or host:port"),

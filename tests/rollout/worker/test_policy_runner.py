@@ -266,3 +266,25 @@ async def test_closing_ends_the_thread_after_what_waits(telemetry: Telemetry) ->
     await asyncio.sleep(0)
     await asyncio.to_thread(runner.close)
     assert len(await task) == 1
+
+
+async def test_rows_wait_for_rows_of_other_sessions_but_not_for_ever(telemetry: Telemetry) -> None:
+    runner, policy = PolicyRunner(telemetry, max_batch=8, threads=1, device="cpu"), MarkPolicy(1)
+    runner.batch_wait = 0.3
+    runner.swap((1, 1), policy)
+    try:
+        began = time.monotonic()
+        await runner.act([make_row()])
+        assert time.monotonic() - began >= 0.3, "alone, it waits until its time is over"
+        first = asyncio.create_task(runner.act([make_row()]))
+        await asyncio.sleep(0.01)
+        await asyncio.gather(first, runner.act([make_row(), make_row()]))
+        assert policy.batches == [1, 3]
+        runner.callers, began = 2, time.monotonic()
+        await asyncio.gather(*(runner.act([make_row()]) for _ in range(2)))
+        assert policy.batches == [1, 3, 2]
+        runner.callers = 1
+        await runner.act([make_row()])
+        assert policy.batches == [1, 3, 2, 1]
+    finally:
+        runner.close()
