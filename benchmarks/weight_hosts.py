@@ -21,10 +21,12 @@ HERE: Command = ()
 
 
 class Child:
-    """A process of `weight_children`: lines in, JSON objects out."""
+    """A process of `weight_children`, or of another such module: lines in, JSON objects out."""
 
-    def __init__(self, kind: str, where: Command = HERE, **arguments: Any) -> None:
-        command = [*where, sys.executable, "-m", "benchmarks.weight_children", kind, json.dumps(arguments)]
+    def __init__(
+        self, kind: str, where: Command = HERE, module: str = "benchmarks.weight_children", **arguments: Any
+    ) -> None:
+        command = [*where, sys.executable, "-m", module, kind, json.dumps(arguments)]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT, env=environment
