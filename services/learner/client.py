@@ -7,9 +7,11 @@ from dvla.v1 import common_pb2, store_pb2, store_pb2_grpc
 from services.common import codec
 from services.common.channels import CALL_SECONDS, open_channel, translated
 from services.common.errors import InvalidInput, NotFound
+from services.common.locality import Vicinity
 from services.common.security import Security
 from services.common.trajectory import Trajectory
 from services.learner.episodes import Member
+from services.learner.extents import ExtentReader
 from services.learner.source import LeasedGroup, Opened, StoreStats
 
 BULK_SECONDS = 60.0
@@ -20,8 +22,11 @@ FIRST = "0-0"
 class StoreClient:
     """The store as the learner of one run sees it. Calls name the epoch that they are made for."""
 
-    def __init__(self, address: str, security: Security, run: str, episode_bytes: int) -> None:
+    def __init__(
+        self, address: str, security: Security, run: str, episode_bytes: int, vicinity: Vicinity | None = None
+    ) -> None:
         self._run, self._limit = run, episode_bytes
+        self._reader = ExtentReader(vicinity)
         self._peer = f"store {address}"
         self._channel = open_channel(address, security)
         self._stub = store_pb2_grpc.StoreServiceStub(self._channel)
@@ -59,6 +64,7 @@ class StoreClient:
 
     def trained(self, epoch: int, update: int, groups: Sequence[int]) -> None:
         """Record that these groups made this update. Safe to repeat."""
+        self._reader.let_go()
         request = store_pb2.TrainedRequest(run=self._run, epoch=epoch, update=update, groups=groups)
         with translated(self._peer):
             self._stub.Trained(request, timeout=CALL_SECONDS)
@@ -97,11 +103,13 @@ class StoreClient:
 
     def close(self) -> None:
         """Close the channel; calls in flight end with Unavailable."""
+        self._reader.let_go()
         self._channel.close()
 
     def _fetch(self, claims: Sequence[store_pb2.Claim]) -> Iterator[Trajectory]:
         """The trajectories of these claims, in order."""
-        request = store_pb2.FetchClaimsRequest(run=self._run, claims=claims)
+        self._reader.let_go()
+        request = store_pb2.FetchClaimsRequest(run=self._run, claims=claims, locality=self._reader.locality())
         with translated(self._peer):
             stream = self._stub.Fetch(request, timeout=BULK_SECONDS)
             for claim in claims:
@@ -109,6 +117,12 @@ class StoreClient:
 
     def _read(self, stream: Iterator[store_pb2.FetchClaimsResponse], claim: store_pb2.Claim) -> Trajectory:
         payload = _next(stream, claim).begin
+        if payload.WhichOneof("location") == "shm":
+            trajectory = self._reader.read(claim, payload.shm)
+            if trajectory is not None:
+                return trajectory
+            plain = store_pb2.FetchClaimsRequest(run=self._run, claims=[claim])
+            return self._read(self._stub.Fetch(plain, timeout=BULK_SECONDS), claim)
         if payload.length != claim.payload.length or payload.WhichOneof("location") not in ("inline", "frames"):
             raise InvalidInput(
                 f"{_name(claim)} came as {payload.length} bytes {payload.WhichOneof('location')}; "

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dvla.v1 import learner_pb2_grpc
 
+from services.common.locality import Vicinity
 from services.common.server import RoleServer, until_stopped
 from services.common.telemetry import Telemetry
 from services.common.weights_client import WeightPublisher
@@ -39,7 +40,8 @@ async def serve(config: LearnerConfig) -> None:
 
 def _train(config: LearnerConfig, progress: Progress, telemetry: Telemetry) -> None:
     security = config.security()
-    store = StoreClient(config.store, security, config.run, config.episode_bytes)
+    vicinity = Vicinity("auto", config.shared_folder)
+    store = StoreClient(config.store, security, config.run, config.episode_bytes, vicinity)
     publisher = WeightPublisher(
         config.weights,
         config.model,
@@ -55,3 +57,4 @@ def _train(config: LearnerConfig, progress: Progress, telemetry: Telemetry) -> N
     finally:
         publisher.close()
         store.close()
+        vicinity.close()

@@ -8,8 +8,10 @@ from uuid import uuid4
 from dvla.v1 import store_pb2
 
 from services.common.errors import DvlaError, InvalidInput, NotFound, Superseded, Unavailable
+from services.rollout.store.depot import Depot
 from services.rollout.store.keys import RUNS_KEY
 from services.rollout.store.memory import MemoryGauge
+from services.rollout.store.owners import OtherReplicas, Owners
 from services.rollout.store.redis_client import RedisLink
 from services.rollout.store.scripts import Argument, Reply, Scripts
 from services.rollout.store.waiting import Wakeups
@@ -18,10 +20,22 @@ _SPEC_SECONDS = 5.0
 
 
 class StoreBase:
-    """State of one replica: connections and a short-lived copy of run specs; everything else is in Redis."""
+    """State of one replica: connections, its arenas, and a short-lived copy of run specs; all else is in Redis.
 
-    def __init__(self, link: RedisLink, skew_ms: Callable[[], int] = lambda: 0) -> None:
-        self.link = link
+    depot: arenas for workers that share memory; None: all bytes lie in Redis. others, address: the other replicas, and
+    where these reach this one.
+    """
+
+    def __init__(
+        self,
+        link: RedisLink,
+        skew_ms: Callable[[], int] = lambda: 0,
+        depot: Depot | None = None,
+        others: OtherReplicas | None = None,
+        address: str = "",
+    ) -> None:
+        self.link, self.depot, self.others = link, depot, others
+        self.owners = Owners(link, depot, address)
         self.scripts = Scripts(link, skew_ms)
         self.memory = MemoryGauge(link)
         self.wakeups = Wakeups(link)

@@ -5,6 +5,7 @@ its claim. So a writer that dies leaves nothing behind: a sweep turns old pendin
 garbage. Blobs have names of their own, so writing and deleting them twice is harmless.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, cast
 
@@ -15,20 +16,15 @@ from services.rollout.store.keys import CHUNK_BYTES, chunk_keys, garbage_key, ne
 from services.rollout.store.redis_client import RedisLink
 
 
-class BlobWriter:
-    """Writes one blob of a known length from parts in ascending order; holds at most one chunk and one part.
+class Upload(ABC):
+    """Takes bytes of a known length in parts in ascending order. digest: expected xxh3-64, or 0 for none."""
 
-    digest: expected xxh3-64, or 0 for none.
-    """
+    name = ""
 
-    def __init__(self, link: RedisLink, run: str, length: int, digest: int) -> None:
-        self.name = new_blob(length)
-        self._link, self._run, self._length, self._digest = link, run, length, digest
-        self._keys = chunk_keys(self.name)
-        self._buffer = bytearray()
+    def __init__(self, length: int, digest: int) -> None:
+        self._length, self._digest = length, digest
         self._hash = xxhash.xxh3_64()
         self._received = 0
-        self._chunks = 0
 
     async def add(self, offset: int, data: bytes) -> None:
         """Take the next part; raises InvalidInput on a gap, an overlap or too many bytes."""
@@ -38,6 +34,40 @@ class BlobWriter:
             )
         self._received += len(data)
         self._hash.update(data)
+        await self._take(offset, data)
+
+    async def finish(self) -> str:
+        """Check length and hash, and return the name of the bytes."""
+        if self._received != self._length:
+            raise InvalidInput(f"payload has {self._received} bytes; its header says {self._length}")
+        if self._digest and self._hash.intdigest() != self._digest:
+            raise InvalidInput(f"payload of {self._length} bytes does not match its hash; send it again")
+        await self._end()
+        return self.name
+
+    @abstractmethod
+    async def abandon(self) -> None:
+        """Delete what was written."""
+
+    @abstractmethod
+    async def _take(self, offset: int, data: bytes) -> None: ...
+
+    @abstractmethod
+    async def _end(self) -> None: ...
+
+
+class BlobWriter(Upload):
+    """Writes one blob to Redis; holds at most one chunk and one part."""
+
+    def __init__(self, link: RedisLink, run: str, length: int, digest: int) -> None:
+        super().__init__(length, digest)
+        self.name = new_blob(length)
+        self._link, self._run = link, run
+        self._keys = chunk_keys(self.name)
+        self._buffer = bytearray()
+        self._chunks = 0
+
+    async def _take(self, offset: int, data: bytes) -> None:
         if not self._buffer and len(data) == CHUNK_BYTES:
             await self._store(data)
             return
@@ -46,15 +76,9 @@ class BlobWriter:
             await self._store(bytes(self._buffer[:CHUNK_BYTES]))
             del self._buffer[:CHUNK_BYTES]
 
-    async def finish(self) -> str:
-        """Write what is left, check length and hash, and return the blob's name."""
-        if self._received != self._length:
-            raise InvalidInput(f"payload has {self._received} bytes; its header says {self._length}")
-        if self._digest and self._hash.intdigest() != self._digest:
-            raise InvalidInput(f"payload of {self._length} bytes does not match its hash; send it again")
+    async def _end(self) -> None:
         if self._buffer or not self._chunks:
             await self._store(bytes(self._buffer))
-        return self.name
 
     async def abandon(self) -> None:
         """Delete what was written."""

@@ -1,11 +1,14 @@
 """What a rollout store can be told."""
 
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.config import RoleConfig
+from services.common.config import RoleConfig, check_address
 from services.common.errors import ConfigError
+
+BYTES_IN = ("auto", "shm", "redis")
 
 
 def redacted(url: str) -> str:
@@ -26,6 +29,19 @@ class StoreConfig(RoleConfig):
     redis_patience_seconds: float = 10.0
     """Time for which a lost Redis is waited for before calls fail with UNAVAILABLE."""
 
+    bytes_in: str = "auto"
+    """Where trajectories lie: shm (this replica's arena in shared memory), redis, or auto: in the arena those of
+    workers that share it, while there is room, all others in Redis. With shm, an arena too small for a run is
+    refused."""
+    arena_bytes: int = 0
+    """Size of the arena. 0: what the first run needs; with auto at most a quarter of the free shared memory."""
+    shared_folder: str = ""
+    """Folder of the arena, on tmpfs; workers and learner in the same one take bytes through it. Default: dvla-UID in
+    /dev/shm."""
+    advertise: str = ""
+    """Address at which other replicas reach this one for bytes in its arena. Default: `listen`, with this host's name
+    in place of a wildcard."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.redis.startswith(("unix://", "redis://", "rediss://")):
@@ -34,6 +50,18 @@ class StoreConfig(RoleConfig):
             )
         if not 0 < self.redis_patience_seconds <= 600:
             raise ConfigError(f"redis_patience_seconds = {self.redis_patience_seconds}; expected above 0, at most 600")
+        if self.bytes_in not in BYTES_IN:
+            raise ConfigError(f"bytes_in = {self.bytes_in!r}; expected one of {', '.join(BYTES_IN)}")
+        if self.arena_bytes < 0:
+            raise ConfigError(f"arena_bytes = {self.arena_bytes}; expected 0 or more")
+        if self.advertise:
+            check_address("advertise", self.advertise)
+
+    def reachable(self) -> str:
+        """The address for other replicas."""
+        host, _, port = self.listen.rpartition(":")
+        wildcard = host in ("0.0.0.0", "[::]", "*")
+        return self.advertise or (f"{socket.gethostname()}:{port}" if wildcard else self.listen)
 
     def redis_password(self) -> str:
         """The password of Redis, empty for none."""

@@ -4,11 +4,12 @@ from collections.abc import AsyncIterator
 
 from dvla.v1 import common_pb2, store_pb2
 
-from services.common.errors import Exhausted, InvalidInput, NotFound, Superseded
-from services.rollout.store.blobs import BlobWriter
+from services.common.errors import Exhausted, InvalidInput, NotFound, Superseded, Unsupported
+from services.rollout.store.blobs import BlobWriter, Upload
+from services.rollout.store.depot import ExtentWriter
 from services.rollout.store.jobs import unit_of
-from services.rollout.store.keys import check_name
-from services.rollout.store.upkeep import Upkeep
+from services.rollout.store.keys import check_name, extent_name, extent_of
+from services.rollout.store.upkeep import CLAIM_BYTES, Upkeep
 from services.rollout.store.validate import check_episode, check_payload, version_text
 
 
@@ -23,7 +24,8 @@ class IntakeCalls(Upkeep):
         Raises:
             Superseded: a newer attempt was granted, or the group is gone.
             InvalidInput: header, payload and hash do not fit; counted.
-            Exhausted: Redis is above 85 % of its memory.
+            Exhausted: Redis is above 85 % of its memory, or the arena is full.
+            Unsupported: the payload's extent is none of this replica's (any more); the bytes must come as frames.
         """
         run = check_name("run", begin.key.run)
         try:
@@ -31,7 +33,8 @@ class IntakeCalls(Upkeep):
             if begin.evaluation:
                 return await self._accept(run, begin, "")
             check_payload(begin.payload, (await self.spec(run)).episode_bytes)
-            await self._require_room(run, begin.payload.length)
+            if begin.payload.WhichOneof("location") == "shm":
+                return await self._keep(run, begin)
             return await self._append_training(run, begin, frames)
         except InvalidInput:
             await self.scripts.call("count", run, "invalid")
@@ -41,7 +44,7 @@ class IntakeCalls(Upkeep):
         self, run: str, begin: store_pb2.AppendBegin, frames: AsyncIterator[common_pb2.Frame]
     ) -> store_pb2.AppendResponse:
         payload = begin.payload
-        writer = BlobWriter(self.link, run, payload.length, payload.xxh3)
+        writer = await self._writer(run, payload)
         try:
             if payload.WhichOneof("location") == "inline":
                 await writer.add(0, payload.inline)
@@ -49,7 +52,7 @@ class IntakeCalls(Upkeep):
                 async for frame in frames:
                     await writer.add(frame.offset, frame.data)
             blob = await writer.finish()
-            self.memory.wrote(payload.length)
+            self.memory.wrote(payload.length if isinstance(writer, BlobWriter) else CLAIM_BYTES)
             response = await self._accept(run, begin, blob)
         except (InvalidInput, Superseded, NotFound, Exhausted):
             await writer.abandon()  # certainly not accepted; after any other error it may have been
@@ -57,6 +60,36 @@ class IntakeCalls(Upkeep):
         if response.repeated:
             await writer.abandon()
         return response
+
+    async def _keep(self, run: str, begin: store_pb2.AppendBegin) -> store_pb2.AppendResponse:
+        """Accept an episode that its worker wrote into an extent of ours. The hash is checked by whoever reads it."""
+        await self._require_room(run, CLAIM_BYTES)
+        if self.depot is None:
+            raise Unsupported("this replica has no arena; send the bytes as frames")
+        job = (run, *unit_of(begin.key, begin.evaluation), begin.key.attempt)
+        extent = self.depot.accept(job, begin.payload.shm, begin.payload.length)
+        await self.owners.tenant(extent.arena, run)
+        try:
+            response = await self._accept(run, begin, extent_name(extent))
+        except (InvalidInput, Superseded, NotFound):
+            self.depot.forget(job)  # certainly not accepted
+            raise
+        if response.repeated:
+            self.depot.forget(job)
+        else:
+            self.depot.settle(job)
+        return response
+
+    async def _writer(self, run: str, payload: common_pb2.Payload) -> Upload:
+        """Where bytes that come by gRPC go."""
+        if self.depot is None or not self.depot.strict:
+            await self._require_room(run, payload.length)
+            return BlobWriter(self.link, run, payload.length, payload.xxh3)
+        await self._require_room(run, CLAIM_BYTES)
+        await self.prepare_arena(await self.spec(run))
+        extent = await self.make_room_in_arena(run, payload.length)
+        await self.owners.tenant(extent.arena, run)
+        return ExtentWriter(self.depot, extent, payload.xxh3)
 
     async def _require_room(self, run: str, length: int) -> None:
         try:
@@ -72,7 +105,12 @@ class IntakeCalls(Upkeep):
             payload.CopyFrom(begin.payload)
             payload.ClearField("inline")
             payload.ClearField("frames")
-            claim = store_pb2.Claim(key=begin.key, episode=episode, payload=payload, blob=blob).SerializeToString()
+            payload.ClearField("shm")
+            extent = extent_of(blob)
+            owner = extent.arena if extent else ""
+            claim = store_pb2.Claim(
+                key=begin.key, episode=episode, payload=payload, blob=blob, owner=owner
+            ).SerializeToString()
         else:
             claim = episode.SerializeToString()
         (repeated,) = await self.call(

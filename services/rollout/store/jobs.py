@@ -1,17 +1,20 @@
 """Jobs: granted to workers under the admission rule, kept alive, failed; and the start states of their groups."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from dvla.v1 import common_pb2, store_pb2
 
-from services.common.errors import InvalidInput
+from services.common.arena import Extent
+from services.common.errors import Exhausted, InvalidInput
 from services.common.seeds import TRAINING, training_seed
-from services.rollout.store.base import StoreBase, request_id
+from services.rollout.store.base import request_id
 from services.rollout.store.keys import check_name, check_worker
+from services.rollout.store.upkeep import CLAIM_BYTES, Upkeep
 from services.rollout.store.validate import MAX_JOBS, MAX_START_BYTES
 
 
-class JobCalls(StoreBase):
+class JobCalls(Upkeep):
     """Calls of rollout workers about jobs."""
 
     async def next_jobs(self, request: store_pb2.NextJobsRequest, call_id: str = "") -> store_pb2.NextJobsResponse:
@@ -26,12 +29,48 @@ class JobCalls(StoreBase):
         call_id = call_id or request_id()
 
         async def look() -> tuple[bool, store_pb2.NextJobsResponse]:
-            short = await self.memory.full((await self.spec(run)).episode_bytes)
-            reply = await self.call("next_jobs", run, worker, held, wanted, call_id, int(short))
-            response = _granted(run, reply)
+            spec = await self.spec(run)
+            near = self.depot is not None and self.depot.near(request.locality)
+            rooms = await self._rooms(run, spec, wanted) if near else []
+            most, short = wanted, await self.memory.full(CLAIM_BYTES if rooms else spec.episode_bytes)
+            if near and self.depot is not None and self.depot.strict:
+                most, short = max(1, len(rooms)), short or not rooms
+            try:
+                response = _granted(run, await self.call("next_jobs", run, worker, held, most, call_id, int(short)))
+                if near:
+                    self._reserve(run, response.jobs, rooms)
+            finally:
+                if self.depot is not None:
+                    self.depot.release(rooms)
             return bool(response.jobs) or response.idle_reason == "finished", response
 
         return await self.wakeups.poll(run, "jobs", request.wait_seconds, look)
+
+    async def _rooms(self, run: str, spec: store_pb2.RunSpec, wanted: int) -> list[Extent]:
+        """Room in the arena for the largest episode, as often as wanted or as there is."""
+        depot, rooms = self.depot, list[Extent]()
+        if depot is None:
+            return rooms
+        await self.prepare_arena(spec)
+        try:
+            while depot.arenas and spec.episode_bytes and len(rooms) < wanted:
+                strict = depot.strict
+                length = spec.episode_bytes
+                rooms.append(await self.make_room_in_arena(run, length) if strict else depot.allocate(length))
+        except Exhausted:
+            return rooms
+        return rooms
+
+    def _reserve(self, run: str, jobs: Iterable[store_pb2.Job], rooms: list[Extent]) -> None:
+        """Give each job its room. A repeated request gets the same ones."""
+        for job in jobs:
+            if self.depot is None or job.kind != store_pb2.JOB_KIND_TRAIN:
+                continue
+            key = (run, *unit_of(job.key, job.evaluation), job.key.attempt)
+            extent = self.depot.reserved(key) or (rooms.pop() if rooms else None)
+            if extent is not None:
+                self.depot.reserve(key, extent)
+                job.reserved.CopyFrom(extent.message())
 
     async def renew(self, request: store_pb2.RenewRequest) -> store_pb2.RenewResponse:
         """Keep a worker's grants alive."""
@@ -54,6 +93,8 @@ class JobCalls(StoreBase):
         unit, member = unit_of(request.key, request.evaluation)
         run, reason = check_name("run", request.key.run), request.reason[:1000] or "no reason given"
         outside = request.cause == store_pb2.FAIL_CAUSE_OUTSIDE
+        if self.depot is not None:
+            self.depot.forget((run, unit, member, request.key.attempt))
         await self.call("fail_job", run, unit, member, request.key.attempt, reason, int(outside))
         return store_pb2.FailJobResponse()
 

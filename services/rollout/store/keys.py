@@ -6,9 +6,12 @@ The scripts derive the other control keys of a run from `meta_key` (lua/lib.lua 
 import re
 from uuid import uuid4
 
+from services.common.arena import Extent
 from services.common.errors import InvalidInput
 
 CHUNK_BYTES = 1024 * 1024
+STORE_KEY = "dvla:store"
+"""A random name for this Redis and its data: arenas carry it, so that no other store adopts them."""
 RUNS_KEY = "dvla:runs"
 """Set of the names of the runs that replicas sweep: all that were opened, until there is nothing left to do."""
 WAKE_PATTERN = "dvla:{*}:wake"
@@ -17,6 +20,7 @@ WAKE_PATTERN = "dvla:{*}:wake"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _WORKER = re.compile(r"[A-Za-z0-9._:/@-]{1,128}")
 _BLOB = re.compile(r"[0-9a-f]{32}-([1-9][0-9]{0,5})")
+_EXTENT = re.compile(r"@([A-Za-z0-9._-]{1,128}):([0-9]{1,19}):([0-9]{1,19}):([0-9]{1,20})")
 _CURSOR = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 
@@ -51,6 +55,37 @@ def chunk_keys(blob: str) -> list[str]:
     if not match:
         raise InvalidInput(f"{blob[:80]!r} names no stored bytes; pass claims on as they were leased")
     return [f"dvla:blob:{blob}:{index}" for index in range(int(match.group(1)))]
+
+
+def extent_name(extent: Extent) -> str:
+    """The name of bytes in an arena, where a blob's name stands otherwise. The scripts read the arena's name in it."""
+    return f"@{extent.arena}:{extent.offset}:{extent.length}:{extent.generation}"
+
+
+def extent_of(blob: str) -> Extent | None:
+    """The extent of such a name; None for any other name."""
+    match = _EXTENT.fullmatch(blob)
+    return Extent(match[1], int(match[2]), int(match[3]), int(match[4])) if match else None
+
+
+def held_key(run: str, arena: str) -> str:
+    """Set of the names of an arena's extents that a run's claims need."""
+    return f"dvla:{{{run}}}:held:{arena}"
+
+
+def owners_key(run: str) -> str:
+    """Set of the arenas in which a run has bytes."""
+    return f"dvla:{{{run}}}:owners"
+
+
+def address_key(arena: str) -> str:
+    """Address of the replica that owns an arena; expires unless it is renewed."""
+    return f"dvla:arena:{{{arena}}}:address"
+
+
+def tenants_key(arena: str) -> str:
+    """Set of the runs that have had bytes in an arena."""
+    return f"dvla:arena:{{{arena}}}:runs"
 
 
 def check_name(kind: str, name: str) -> str:

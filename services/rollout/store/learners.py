@@ -10,7 +10,7 @@ from dvla.v1 import common_pb2, store_pb2
 from services.common.errors import NotFound
 from services.rollout.store.blobs import present
 from services.rollout.store.jobs import seed_of
-from services.rollout.store.keys import check_name, check_stream_id
+from services.rollout.store.keys import check_name, check_stream_id, extent_of
 from services.rollout.store.upkeep import Upkeep
 
 _MOST_GROUPS = 4096
@@ -72,7 +72,10 @@ class LearnerCalls(Upkeep):
         """Put a dead group back to live under its old number."""
         run, letter = check_name("run", request.run), check_stream_id("id", request.id)
         group, blobs = await self.call("replay_dead", run, letter, "look")
-        if not await present(self.link, [blob.decode() for blob in blobs]):
+        names = [blob.decode() for blob in blobs]
+        extents = [extent for name in names if (extent := extent_of(name))]
+        gone = [extent for extent in extents if await self.owners.gone(extent.arena)]
+        if gone or not await present(self.link, [name for name in names if extent_of(name) is None]):
             raise NotFound(f"the bytes of group {int(group)} are gone")
         await self.call("replay_dead", run, letter, "move")
         return store_pb2.ReplayDeadResponse(group=int(group))

@@ -26,4 +26,6 @@ class RolloutStore(RunCalls, JobCalls, IntakeCalls, LearnerCalls, DeliveryCalls,
 
     async def close(self) -> None:
         """Close the connections."""
+        if self.depot is not None:
+            self.depot.close()
         await self.link.close()

@@ -6,16 +6,16 @@ import time
 from dvla.v1 import store_pb2
 
 from services.common.errors import InvalidInput
-from services.rollout.store.base import StoreBase
 from services.rollout.store.keys import check_name
 from services.rollout.store.scripts import Argument
+from services.rollout.store.upkeep import Upkeep
 from services.rollout.store.validate import check_memory, check_spec, different_fields
 
 _LARGEST = 2**53
 """Redis scripts count in doubles."""
 
 
-class RunCalls(StoreBase):
+class RunCalls(Upkeep):
     """Calls about a run as a whole."""
 
     async def open_run(self, request: store_pb2.OpenRunRequest) -> store_pb2.OpenRunResponse:
@@ -25,7 +25,10 @@ class RunCalls(StoreBase):
         if request.floor_epoch >= 2**28 or request.resume_update >= _LARGEST:
             raise InvalidInput(f"floor_epoch {request.floor_epoch}, resume_update {request.resume_update}: not real")
         await self.memory.share(fresh=True)
-        check_memory(spec, self.memory.limit)
+        if self.depot is not None and self.depot.strict:
+            await self.prepare_arena(spec)
+        else:
+            check_memory(spec, self.memory.limit)
         await self.remember(spec.run)
         wire = spec.SerializeToString(deterministic=True)
         status, *facts = await self.scripts.call(

@@ -8,7 +8,9 @@ from dvla.v1 import store_pb2, store_pb2_grpc
 from services.common.errors import DvlaError, NotFound
 from services.common.server import RoleServer, until_stopped
 from services.common.telemetry import Telemetry
+from services.rollout.store.client_owner import ReplicaClient
 from services.rollout.store.config import StoreConfig
+from services.rollout.store.depot import Depot
 from services.rollout.store.machine import RolloutStore
 from services.rollout.store.redis_client import RedisLink
 from services.rollout.store.servicer import StoreServicer
@@ -28,13 +30,18 @@ class StoreServer:
     def __init__(self, config: StoreConfig) -> None:
         self.telemetry = Telemetry("store", config.replica("store"))
         self._link = RedisLink(config.redis, config.redis_password(), config.redis_patience_seconds)
-        self.store = RolloutStore(self._link)
+        depot = None
+        if config.bytes_in != "redis":
+            depot = Depot(config.shared_folder, config.bytes_in == "shm", config.arena_bytes)
+        self._others = ReplicaClient(config.security())
+        self.store = RolloutStore(self._link, depot=depot, others=self._others, address=config.reachable())
         self._server = RoleServer(config, self.telemetry)
         store_pb2_grpc.add_StoreServiceServicer_to_server(StoreServicer(self.store), self._server.grpc)
 
     async def start(self) -> None:
         """Refuse an unfit Redis, then serve."""
         await self._link.check()
+        await self.store.owners.join()
         await self._server.start()
 
     async def work(self) -> None:
@@ -48,6 +55,7 @@ class StoreServer:
         """Answer long polls, drain, disconnect."""
         self.store.stop_waiting()
         await self._server.stop()
+        await self._others.close()
         await self.store.close()
 
     async def report(self) -> None:
@@ -56,6 +64,7 @@ class StoreServer:
             for run in await self.store.runs():
                 await self._report_run(run)
             self.telemetry.facts["redis"] = f"{self._link.address}: connected"
+            self._report_arenas()
         except DvlaError as error:
             self.telemetry.facts["redis"] = str(error)
 
@@ -63,6 +72,14 @@ class StoreServer:
         while True:
             await self.report()
             await asyncio.sleep(REPORT_SECONDS)
+
+    def _report_arenas(self) -> None:
+        depot = self.store.depot
+        if depot is not None and depot.arenas:
+            size = sum(arena.capacity for arena in depot.arenas.values())
+            free = sum(arena.free for arena in depot.arenas.values())
+            self.telemetry.update({"arena_bytes": float(size), "arena_used_bytes": float(size - free)})
+            self.telemetry.facts["arena"] = ", ".join(depot.arenas)
 
     async def _report_run(self, run: str) -> None:
         try:

@@ -30,7 +30,7 @@ def check_spec(spec: store_pb2.RunSpec) -> None:
         if not low <= value <= high:
             raise InvalidInput(f"{name} = {value}; expected {low} to {high}")
     _check_tasks(spec)
-    for name, choices in (("on_failure", ("zero", "discard")), ("score", ("success", "sum"))):
+    for name, choices in (("on_failure", ("zero", "discard")), ("score", ("success", "sum", "differential"))):
         if getattr(spec, name) not in choices:
             raise InvalidInput(f"{name} = {getattr(spec, name)!r}; expected {' or '.join(map(repr, choices))}")
     if not 0.001 <= spec.grant_seconds <= 86400:
@@ -90,8 +90,8 @@ def check_episode(episode: store_pb2.Episode) -> None:
 def check_payload(payload: common_pb2.Payload, largest: int) -> None:
     """Refuse a payload that is oversize, inconsistent, or lies where this store cannot read. largest: 0 for any."""
     location = payload.WhichOneof("location")
-    if location in ("shm", "cuda"):
-        raise Unsupported(f"payload location {location!r} is not served by this store; send the bytes as frames")
+    if location == "cuda":
+        raise Unsupported("bytes in GPU memory end with their worker; write them into the job's extent or send frames")
     if payload.length < 1 or not payload.tensors:
         raise InvalidInput(f"payload of {payload.length} bytes and {len(payload.tensors)} tensors is no episode")
     if largest and payload.length > largest:
@@ -101,7 +101,9 @@ def check_payload(payload: common_pb2.Payload, largest: int) -> None:
             f"payload has {len(payload.inline)} inline bytes and length {payload.length}; expected equal and at most "
             f"{INLINE_LIMIT}, larger ones go as frames"
         )
-    if location != "inline" and payload.frames < -(-payload.length // CHUNK_BYTES):
+    if location == "shm" and payload.shm.length != payload.length:
+        raise InvalidInput(f"payload of {payload.length} bytes in an extent of {payload.shm.length}; expected equal")
+    if location not in ("inline", "shm") and payload.frames < -(-payload.length // CHUNK_BYTES):
         raise InvalidInput(f"payload of {payload.length} bytes in {payload.frames} frames; a frame has at most 1 MiB")
     for tensor in payload.tensors:
         if tensor.offset >= payload.length and 0 not in tensor.shape:

@@ -9,9 +9,11 @@ from dvla.v1 import common_pb2, store_pb2, store_pb2_grpc
 
 from services.common import codec
 from services.common.channels import CALL_SECONDS, open_async_channel, translated
-from services.common.errors import Exhausted, NotFound, Superseded, Unavailable
+from services.common.errors import Exhausted, NotFound, Superseded, Unavailable, Unsupported
+from services.common.locality import Vicinity
 from services.common.security import Security
 from services.common.spec import Array
+from services.rollout.worker.rooms import Rooms
 
 log = structlog.get_logger()
 
@@ -25,8 +27,11 @@ T = TypeVar("T")
 class StoreClient:
     """The store as one worker sees it."""
 
-    def __init__(self, address: str, security: Security, run: str, worker: str) -> None:
+    def __init__(
+        self, address: str, security: Security, run: str, worker: str, vicinity: Vicinity | None = None
+    ) -> None:
         self.run, self.worker = run, worker
+        self._rooms = Rooms(vicinity)
         self._address = address
         self._channel = open_async_channel(address, security)
         self._stub = store_pb2_grpc.StoreServiceStub(self._channel)
@@ -55,8 +60,12 @@ class StoreClient:
         )
         if version is not None:
             request.version.epoch, request.version.update = version
+        self._rooms.introduce(request)
         with translated(f"store {self._address}"):
-            return await self._stub.NextJobs(request, timeout=CALL_SECONDS + wait_seconds)
+            reply = await self._stub.NextJobs(request, timeout=CALL_SECONDS + wait_seconds)
+        for job in reply.jobs:
+            self._rooms.open(job)
+        return reply
 
     async def renew(self) -> int:
         """Keep this worker's grants; returns how many it holds."""
@@ -74,6 +83,33 @@ class StoreClient:
     ) -> bool:
         """Hand over a finished episode; True if it counts, False if it came too late. Waits out full stores."""
         begin = store_pb2.AppendBegin(key=job.key, evaluation=job.evaluation, episode=episode)
+        try:
+            if trajectory is None or not await self._append_in_place(job, begin, trajectory):
+                await self._append(begin, trajectory)
+        except (Superseded, NotFound) as error:
+            log.info("episode superseded", group=job.key.group, member=job.key.member, reason=str(error))
+            return False
+        finally:
+            self._rooms.close(job)
+        return True
+
+    async def _append_in_place(
+        self, job: store_pb2.Job, begin: store_pb2.AppendBegin, trajectory: Mapping[str, Array]
+    ) -> bool:
+        """Write the episode into the job's room in the store's arena; False if there is none (any more)."""
+        payload = self._rooms.write(job, trajectory)
+        if payload is None:
+            return False
+        begin.payload.CopyFrom(payload)
+        try:
+            await self._append(begin, None)
+        except Unsupported as error:
+            log.info("room not accepted; the episode goes by grpc", group=job.key.group, reason=str(error))
+            return False
+        return True
+
+    async def _append(self, begin: store_pb2.AppendBegin, trajectory: Mapping[str, Array] | None) -> None:
+        """The call. trajectory: what is to be sent with it."""
         rest = memoryview(b"")
         if trajectory is not None:
             payload, rest = codec.encode(trajectory, hashed=True)
@@ -84,15 +120,11 @@ class StoreClient:
             for frame in codec.frames(rest):
                 yield store_pb2.AppendRequest(frame=frame)
 
-        try:
-            await self._retried(lambda: self._stub.Append(messages(), timeout=BULK_SECONDS))
-        except (Superseded, NotFound) as error:
-            log.info("episode superseded", group=job.key.group, member=job.key.member, reason=str(error))
-            return False
-        return True
+        await self._retried(lambda: self._stub.Append(messages(), timeout=BULK_SECONDS))
 
     async def fail(self, job: store_pb2.Job, reason: str, outside: bool = False) -> None:
         """Report a void episode, so that its job is granted again at once. outside: it was not the job's fault."""
+        self._rooms.close(job)
         cause = store_pb2.FAIL_CAUSE_OUTSIDE if outside else store_pb2.FAIL_CAUSE_JOB
         request = store_pb2.FailJobRequest(key=job.key, evaluation=job.evaluation, reason=reason, cause=cause)
         try:
@@ -101,7 +133,8 @@ class StoreClient:
             log.debug("failed job was superseded already", group=job.key.group)
 
     async def close(self) -> None:
-        """Close the channel."""
+        """Close the channel; room of jobs that are not finished goes back."""
+        self._rooms.close_all()
         await self._channel.close()
 
     async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:

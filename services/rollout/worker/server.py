@@ -6,6 +6,7 @@ import uuid
 import torch
 
 from services.common.errors import ConfigError
+from services.common.locality import Vicinity
 from services.common.server import RoleServer, until_stopped
 from services.common.telemetry import Telemetry
 from services.rollout.worker.client_store import StoreClient
@@ -30,13 +31,15 @@ async def serve(config: RolloutConfig) -> None:
     server = RoleServer(config, telemetry)
     await server.start(serving=False)
     # Unique for each process: a restarted worker must not look like its predecessor.
-    store = StoreClient(config.store, config.security(), config.run, f"{name}-{uuid.uuid4().hex[:8]}")
+    process, vicinity = f"{name}-{uuid.uuid4().hex[:8]}", Vicinity("auto", config.shared_folder)
+    store = StoreClient(config.store, config.security(), config.run, process, vicinity)
     runner = PolicyRunner(telemetry, config.max_batch, config.threads, config.device)
     try:
         await until_stopped(_work(config, server, telemetry, store, runner))
     finally:
         await server.stop()
         await store.close()
+        vicinity.close()
         runner.close()
 
 

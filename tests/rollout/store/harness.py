@@ -1,13 +1,18 @@
 """One run in a store, with short names for what workers, learner and time do to it."""
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import xxhash
 from dvla.v1 import common_pb2 as c
 from dvla.v1 import store_pb2 as s
 
+from services.common.arena import Extent, Lease
+from services.common.errors import Unsupported
+from services.common.locality import Vicinity
 from services.rollout.store.machine import RolloutStore
 from services.rollout.store.redis_client import RedisLink
 
@@ -83,6 +88,8 @@ class Harness:
         self.store, self.clock, self.spec, self.run = store, clock, spec, spec.run
         self.epoch = 0
         self.cursor = "0-0"
+        self.near: dict[str, Vicinity] = {}  # workers that share memory with the replica
+        self.rooms: dict[tuple[int, int, int], tuple[Extent, Lease]] = {}
 
     async def open(self, floor: int = 0, resume: int = 0) -> s.OpenRunResponse:
         reply = await self.store.open_run(s.OpenRunRequest(spec=self.spec, floor_epoch=floor, resume_update=resume))
@@ -94,7 +101,27 @@ class Harness:
     ) -> s.NextJobsResponse:
         held = None if update is None else version(update)
         request = s.NextJobsRequest(run=self.run, worker=worker, version=held, count=count, wait_seconds=wait)
-        return await self.store.next_jobs(request, call_id)
+        if worker in self.near:
+            request.locality.CopyFrom(self.near[worker].locality())
+        reply = await self.store.next_jobs(request, call_id)
+        for job in reply.jobs:
+            self.enter(job, worker)
+        return reply
+
+    def enter(self, job: s.Job, worker: str) -> None:
+        """Lock the room that came with a job."""
+        extent = Extent.of(job.reserved)
+        known = self.rooms.get(name(job))
+        if job.HasField("reserved") and not (known and known[0] == extent):
+            peer = self.near[worker].peer
+            assert peer
+            self.leave(job)
+            self.rooms[name(job)] = extent, peer.write(extent)
+
+    def leave(self, job: s.Job) -> None:
+        """Unlock it."""
+        if name(job) in self.rooms:
+            self.rooms.pop(name(job))[1].close()
 
     async def jobs(self, count: int = 1, update: int | None = 0, worker: str = "w0") -> list[s.Job]:
         return list((await self.next_jobs(count, update, worker)).jobs)
@@ -112,6 +139,11 @@ class Harness:
         self, job: s.Job, score: float = 1.0, update: int = 0, steps: int = 5, data: bytes = b""
     ) -> s.AppendResponse:
         data = data or repr(name(job)).encode()
+        if name(job) in self.rooms and not job.evaluation:
+            try:
+                return await self.append_in_place(job, make_episode(score, update, steps), data)
+            except Unsupported:
+                self.leave(job)  # this replica is not the one that granted it
         if job.evaluation:
             begin = s.AppendBegin(key=job.key, evaluation=job.evaluation, episode=make_episode(score, update, steps))
         else:
@@ -119,6 +151,13 @@ class Harness:
                 key=job.key, episode=make_episode(score, update, steps), payload=make_payload(data, len(data) <= 2**18)
             )
         return await self.store.append(begin, cut(data))
+
+    async def append_in_place(self, job: s.Job, episode: s.Episode, data: bytes) -> s.AppendResponse:
+        extent, lease = self.rooms[name(job)]
+        lease.view[: len(data)] = np.frombuffer(data, np.uint8)
+        payload = make_payload(data)
+        payload.shm.CopyFrom(replace(extent, length=len(data)).message())
+        return await self.store.append(s.AppendBegin(key=job.key, episode=episode, payload=payload), cut(b""))
 
     async def fail(self, job: s.Job, reason: str = "a value is not finite") -> None:
         await self.store.fail_job(s.FailJobRequest(key=job.key, evaluation=job.evaluation, reason=reason))
@@ -194,5 +233,5 @@ class Harness:
         return {key.decode().split(":")[2] for key in keys}
 
 
-def new_store(url: str, clock: Clock, patience: float = 10.0) -> RolloutStore:
-    return RolloutStore(RedisLink(url, patience=patience), clock)
+def new_store(url: str, clock: Clock, patience: float = 10.0, **places: Any) -> RolloutStore:
+    return RolloutStore(RedisLink(url, patience=patience), clock, **places)

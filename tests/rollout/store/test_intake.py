@@ -164,11 +164,17 @@ async def test_an_oversize_trajectory_is_refused(open_run: OpenRun) -> None:
     await run.append(job, data=b"x" * 100)
 
 
-async def test_locations_of_later_transports_are_refused(open_run: OpenRun) -> None:
+async def test_locations_that_this_replica_cannot_read_are_refused(open_run: OpenRun) -> None:
     run = await open_run()
     header = begin((await run.jobs(1))[0])
     header.payload.shm.arena = "arena"
-    with pytest.raises(Unsupported, match="'shm'"):
+    with pytest.raises(InvalidInput, match="in an extent of 0"):
+        await run.store.append(header, cut(b""))
+    header.payload.shm.length = header.payload.length
+    with pytest.raises(Unsupported, match="has no arena; send the bytes as frames"):
+        await run.store.append(header, cut(b""))
+    header.payload.cuda.offset = 0
+    with pytest.raises(Unsupported, match="GPU memory"):
         await run.store.append(header, cut(b""))
 
 

@@ -67,7 +67,7 @@ class StoreHistory(RuleBasedStateMachine):
     )
     def start(self, group_size: int, filter_uniform: bool, **fields: Any) -> None:
         fields |= {"group_size": group_size, "filter_uniform": filter_uniform and group_size > 1}
-        self.spec = make_spec(**fields)
+        self.spec = make_spec(episode_bytes=256, **fields)
         self.model = Model(Rules(**fields, grant_ms=int(GRANT_SECONDS * 1000)))
         self.connect()
         self.do(self.run.open())
@@ -75,8 +75,12 @@ class StoreHistory(RuleBasedStateMachine):
 
     def connect(self) -> None:
         self.store = new_store(self.url, self.clock)
-        self.run = Harness(self.store, self.clock, self.spec)
-        self.run.epoch = self.model.epoch
+        self._run = Harness(self.store, self.clock, self.spec)
+        self._run.epoch = self.model.epoch
+
+    @property
+    def run(self) -> Harness:
+        return self._run
 
     @rule(seed=st.integers(0, 2**32 - 1), length=st.integers(10, 40))
     def happens(self, seed: int, length: int) -> None:
@@ -292,9 +296,14 @@ class StoreHistory(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "model"):
-            self.drive_to_the_end()
-            self.do(self.store.close())
+            try:
+                self.drive_to_the_end()
+            finally:
+                self.disconnect()
         self.runner.close()
+
+    def disconnect(self) -> None:
+        self.do(self.store.close())
 
     def drive_to_the_end(self) -> None:
         stats = self.do(self.run.stats())
@@ -330,12 +339,16 @@ def test_random_histories_lose_and_double_nothing(redis_server: RedisServer) -> 
     class Here(StoreHistory):
         url = redis_server.url
 
-    # No shrinking: it takes minutes and a shorter history says no more than the printed seeds and deeds.
+    run_histories(Here, 20)
+
+
+def run_histories(machine: type[StoreHistory], examples: int) -> None:
+    """No shrinking: it takes minutes and a shorter history says no more than the printed seeds and deeds."""
     phases = (Phase.explicit, Phase.reuse, Phase.generate)
     slow = [HealthCheck.too_slow]
     run_state_machine_as_test(
-        Here,
+        machine,
         settings=settings(
-            max_examples=20, stateful_step_count=5, deadline=None, suppress_health_check=slow, phases=phases
+            max_examples=examples, stateful_step_count=5, deadline=None, suppress_health_check=slow, phases=phases
         ),
     )

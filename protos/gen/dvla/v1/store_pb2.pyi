@@ -123,7 +123,9 @@ class RunSpec(_message.Message):
     model: _builtins.str
     """Model name on the weight plane."""
     score: _builtins.str
-    """Return of an episode: "success" (1 if it ever succeeded) or "sum" (sum of rewards)."""
+    """Return of an episode: "success" (1 if it ever succeeded), "sum" (sum of rewards) or "differential" (sum of the
+    changes of the reward, which is the last one).
+    """
     end_on_success: _builtins.bool
     """End episodes on success."""
     grant_seconds: _builtins.float
@@ -379,6 +381,7 @@ class NextJobsRequest(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LOCALITY_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Run name."""
     worker: _builtins.str
@@ -395,6 +398,10 @@ class NextJobsRequest(_message.Message):
     def version(self) -> _common_pb2.Version:
         """Version of the weights the worker holds; unset before the first."""
 
+    @_builtins.property
+    def locality(self) -> _common_pb2.Locality:
+        """Where the worker runs: one that shares memory with the replica gets room in its arena with each job."""
+
     def __init__(
         self,
         *,
@@ -404,10 +411,11 @@ class NextJobsRequest(_message.Message):
         count: _builtins.int = ...,
         wait_seconds: _builtins.float = ...,
         request_id: _builtins.str = ...,
+        locality: _common_pb2.Locality | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["locality", b"locality", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "request_id", b"request_id", "run", b"run", "version", b"version", "wait_seconds", b"wait_seconds", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "locality", b"locality", "request_id", b"request_id", "run", b"run", "version", b"version", "wait_seconds", b"wait_seconds", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -450,7 +458,9 @@ class Job(_message.Message):
 
     @_builtins.property
     def reserved(self) -> _common_pb2.Extent:
-        """Bytes reserved for the trajectory in the replica's arena; unset where bytes go by gRPC."""
+        """Bytes reserved for the trajectory in the replica's arena; unset where bytes go by gRPC. The worker opens it at
+        once, keeps it locked until the append was answered, and appends with this extent, cut to the payload's length.
+        """
 
     def __init__(
         self,
@@ -880,9 +890,9 @@ class Claim(_message.Message):
     BLOB_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     blob: _builtins.str
-    """Redis key prefix of the blob chunks, or empty."""
+    """Name of the bytes: a blob in Redis, or "@arena:offset:length:generation" for an extent; empty without bytes."""
     owner: _builtins.str
-    """Name of the replica or worker that owns the bytes, where they are not in Redis."""
+    """Name of the arena that holds the bytes, where they are not in Redis."""
     @_builtins.property
     def key(self) -> _common_pb2.JobKey:
         """The job that made it."""
@@ -1159,7 +1169,9 @@ class FetchClaimsRequest(_message.Message):
 
     @_builtins.property
     def locality(self) -> _common_pb2.Locality:
-        """Where the reader runs; answers carry extents when co-located."""
+        """Where the reader runs; answers carry extents where the reader shares memory with the replica. One that cannot
+        open an extent asks again without this.
+        """
 
     def __init__(
         self,

@@ -215,7 +215,8 @@ class StoreServiceServicer(object):
         Errors:
         * `ABORTED`: the attempt is superseded, or the group is gone. Drop the episode and take another job.
         * `INVALID_ARGUMENT`: payload and header do not fit, hash mismatch, non-finite values in the header.
-        * `RESOURCE_EXHAUSTED`: Redis is above 85 % of its memory; wait and repeat.
+        * `RESOURCE_EXHAUSTED`: Redis is above 85 % of its memory, or the arena is full; wait and repeat.
+        * `FAILED_PRECONDITION`: the extent is none of this replica's (any more); send the bytes as frames.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -89,7 +89,8 @@ class StoreServiceStub:
     Errors:
     * `ABORTED`: the attempt is superseded, or the group is gone. Drop the episode and take another job.
     * `INVALID_ARGUMENT`: payload and header do not fit, hash mismatch, non-finite values in the header.
-    * `RESOURCE_EXHAUSTED`: Redis is above 85 % of its memory; wait and repeat.
+    * `RESOURCE_EXHAUSTED`: Redis is above 85 % of its memory, or the arena is full; wait and repeat.
+    * `FAILED_PRECONDITION`: the extent is none of this replica's (any more); send the bytes as frames.
     """
     FailJob: _grpc.UnaryUnaryMultiCallable[_store_pb2.FailJobRequest, _store_pb2.FailJobResponse]
     """Reports that a job's episode is void (simulator died, non-finite value). It is granted again as the next
@@ -229,7 +230,8 @@ class StoreServiceAsyncStub(StoreServiceStub):
     Errors:
     * `ABORTED`: the attempt is superseded, or the group is gone. Drop the episode and take another job.
     * `INVALID_ARGUMENT`: payload and header do not fit, hash mismatch, non-finite values in the header.
-    * `RESOURCE_EXHAUSTED`: Redis is above 85 % of its memory; wait and repeat.
+    * `RESOURCE_EXHAUSTED`: Redis is above 85 % of its memory, or the arena is full; wait and repeat.
+    * `FAILED_PRECONDITION`: the extent is none of this replica's (any more); send the bytes as frames.
     """
     FailJob: _aio.UnaryUnaryMultiCallable[_store_pb2.FailJobRequest, _store_pb2.FailJobResponse]  # type: ignore[assignment]
     """Reports that a job's episode is void (simulator died, non-finite value). It is granted again as the next
@@ -408,7 +410,8 @@ class StoreServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         * `ABORTED`: the attempt is superseded, or the group is gone. Drop the episode and take another job.
         * `INVALID_ARGUMENT`: payload and header do not fit, hash mismatch, non-finite values in the header.
-        * `RESOURCE_EXHAUSTED`: Redis is above 85 % of its memory; wait and repeat.
+        * `RESOURCE_EXHAUSTED`: Redis is above 85 % of its memory, or the arena is full; wait and repeat.
+        * `FAILED_PRECONDITION`: the extent is none of this replica's (any more); send the bytes as frames.
         """
 
     @_abc_1.abstractmethod

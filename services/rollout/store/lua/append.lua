@@ -26,7 +26,8 @@ if not group and (call('HGET', key, 'version') ~= ARGV[12] or ARGV[12] ~= ARGV[1
   return { 'INVALID', 'an episode of this evaluation must be made with version ' .. call('HGET', key, 'version')
     .. ' only; it has ' .. ARGV[12] .. ' to ' .. ARGV[13] }
 end
-if group and call('ZREM', PENDING, blob) == 0 then return { 'BLOB_LOST' } end -- swept as an orphan
+local arena = arena_of(blob)
+if group and not arena and call('ZREM', PENDING, blob) == 0 then return { 'BLOB_LOST' } end -- swept as an orphan
 
 local worker = call('HGET', key, 'h:' .. member)
 if worker then call('ZADD', WORKERS, 'XX', int(now() + tonumber(M.grant_ms)), worker) end
@@ -40,6 +41,10 @@ end
 
 local bytes, steps, success, oldest = tonumber(ARGV[7]), tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
 call('HSET', key, 'b:' .. member, blob)
+if arena then
+  call('SADD', HELD .. arena, blob)
+  call('SADD', OWNERS, arena)
+end
 call('HINCRBY', key, 'bytes', bytes)
 call('HINCRBY', META, 'bytes', bytes)
 call('HINCRBY', key, 'eps', 1)

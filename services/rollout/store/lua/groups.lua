@@ -58,7 +58,7 @@ local function free_bytes(group)
   for member = 0, G - 1 do
     local blob = call('HGET', key, 'b:' .. member)
     if blob then
-      call('SADD', GARBAGE, blob)
+      waste(blob)
       call('HDEL', key, 'b:' .. member)
     end
   end

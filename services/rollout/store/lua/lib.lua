@@ -19,6 +19,8 @@ local WORKERS, ARRIVALS = P .. 'workers', P .. 'arrivals'
 local COUNTERS, SUMS, STALENESS = P .. 'counters', P .. 'sums', P .. 'staleness'
 -- Blobs being written, and blobs that nobody needs any more.
 local PENDING, GARBAGE = P .. 'pending', P .. 'garbage'
+-- Extents in arenas are named "@<arena>:...". By arena: those that claims need, and those that nobody needs any more.
+local OWNERS, HELD, SPENT = P .. 'owners', P .. 'held:', P .. 'spent:'
 local LEARNERS, RANK0 = 'learners', 'rank0'
 
 -- At the memory limit Redis refuses commands that may grow, unless the script has written already. A deletion is
@@ -49,6 +51,16 @@ end
 
 local function sum(name, by)
   if by ~= 0 then call('HINCRBY', SUMS, name, int(by)) end
+end
+
+local function arena_of(blob) return string.match(blob, '^@([^:]+):') end
+
+-- Nobody needs these bytes any more: the replicas, or the arena's owner, will delete them.
+local function waste(blob)
+  local arena = arena_of(blob)
+  if not arena then return call('SADD', GARBAGE, blob) end
+  call('SREM', HELD .. arena, blob)
+  call('SADD', SPENT .. arena, blob)
 end
 
 local function wake(what) call('PUBLISH', P .. 'wake', what) end

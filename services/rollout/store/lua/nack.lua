@@ -9,7 +9,9 @@ if not live then return { 'MISSING', 'there is no group ' .. group } end
 if call('ZSCORE', OPEN, group) or call('ZSCORE', READY, group) then
   return { 'INVALID', 'group ' .. group .. ' is not leased' }
 end
-if ARGV[5] == '1' then
+if call('HEXISTS', P .. 'g:' .. group, 'lost') == 1 then
+  discard(group, 'lost') -- with the node that had its bytes; there is nothing to replay
+elseif ARGV[5] == '1' then
   discard(group, 'discarded_batch')
 else
   bury(group, ARGV[4])
