@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from services.cli.overview import COMMANDS, ROLE_COMMANDS, overview
+from services.cli.overview import COMMANDS, ROLE_COMMANDS, STORE_COMMANDS, overview
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,6 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(tokens: Sequence[str]) -> int:
     name = tokens[0]
+    if name == "store" and tokens[1:2] and tokens[1] in STORE_COMMANDS:
+        from services.cli.app import run_command
+        from services.cli.store_command import app
+
+        return run_command(tokens[1:], app)
     if name in ROLE_COMMANDS:
         from services.cli.roles import ROLES
         from services.common.config import run_app

@@ -22,11 +22,11 @@ Start with: dvla train recipes/pushcube.toml"""
 app = App(name="dvla", help=HELP, help_format="plaintext", help_formatter="plain", version_flags=["--version"])
 
 
-def run_command(tokens: Sequence[str]) -> int:
+def run_command(tokens: Sequence[str], commands: App = app) -> int:
     """Run a command that is no role; a problem is one line, unless --debug asks for the stack trace."""
     debug = "--debug" in tokens
     try:
-        code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        code = commands(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         cause = error.__cause__
         return report(cause if isinstance(cause, DvlaError) else ConfigError(str(error)), debug)

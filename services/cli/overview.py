@@ -15,10 +15,13 @@ COMMANDS = {
 ROLE_COMMANDS = {
     "sim": "Serve a vectorised simulator (sim check ADDRESS tests one)",
     "rollout": "Sample episodes with the newest weights",
-    "store": "Keep episodes: admission, groups, leases",
+    "store": "Keep episodes: admission, groups, leases (store inspect RUN shows them)",
     "learner": "Train the policy and publish its weights",
     "weights": "Keep versions of the weights and hand them out",
 }
+
+STORE_COMMANDS = ("inspect", "dead")
+"""What `dvla store` does besides serving."""
 
 
 def overview() -> str:

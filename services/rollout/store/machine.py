@@ -11,13 +11,13 @@ nothing of gRPC. Every state change is one script in `lua/`, so replicas need no
 
 from services.rollout.store.delivery import DeliveryCalls
 from services.rollout.store.evaluations import EvaluationCalls
+from services.rollout.store.inspection import InspectionCalls
 from services.rollout.store.intake import IntakeCalls
 from services.rollout.store.jobs import JobCalls
 from services.rollout.store.learners import LearnerCalls
-from services.rollout.store.runs import RunCalls
 
 
-class RolloutStore(RunCalls, JobCalls, IntakeCalls, LearnerCalls, DeliveryCalls, EvaluationCalls):
+class RolloutStore(InspectionCalls, JobCalls, IntakeCalls, LearnerCalls, DeliveryCalls, EvaluationCalls):
     """One replica. Run `maintain()` and `wakeups.listen()` as tasks beside it."""
 
     def stop_waiting(self) -> None:

@@ -95,6 +95,10 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
         """Counters and gauges."""
         return await self._store.get_stats(request)
 
+    async def Inspect(self, request: store_pb2.InspectRequest, context: Context) -> store_pb2.InspectResponse:
+        """What lies in the store."""
+        return await self._store.inspect(request)
+
     async def ListDead(self, request: store_pb2.ListDeadRequest, context: Context) -> store_pb2.ListDeadResponse:
         """Dead letters."""
         return await self._store.list_dead(request)

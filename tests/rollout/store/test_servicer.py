@@ -128,6 +128,7 @@ async def test_every_call_of_the_contract_is_served(stub: Stub) -> None:
         "SetStart": s.SetStartRequest(run=run, group=2, start=b"x"),
         "GetStats": s.GetStatsRequest(run=run),
         "ListDead": s.ListDeadRequest(run=run),
+        "Inspect": s.InspectRequest(run=run),
         "GetEvaluation": s.GetEvaluationRequest(run=run, evaluation="e"),
         "StartEvaluation": s.StartEvaluationRequest(
             run=run, evaluation="e", version=version(0), episodes=[s.EvaluationEpisode(task="Push")]

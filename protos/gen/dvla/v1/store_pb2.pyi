@@ -1542,6 +1542,210 @@ class GetStatsResponse(_message.Message):
 Global___GetStatsResponse: _TypeAlias = GetStatsResponse  # noqa: Y015
 
 @_typing.final
+class InspectRequest(_message.Message):
+    """Asks what lies in the store."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Run name; empty for all runs that are not over."""
+    groups: _builtins.int
+    """At most so many groups of each run, oldest first; 0 for 20."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        groups: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectRequest: _TypeAlias = InspectRequest  # noqa: Y015
+
+@_typing.final
+class InspectResponse(_message.Message):
+    """What lies in the store."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    ARENAS_FIELD_NUMBER: _builtins.int
+    REDIS_FIELD_NUMBER: _builtins.int
+    redis: _builtins.str
+    """Redis, without its password, and its version."""
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunInspection]:
+        """By name."""
+
+    @_builtins.property
+    def arenas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArenaInspection]:
+        """Arenas in which these runs have bytes."""
+
+    def __init__(
+        self,
+        *,
+        runs: _abc.Iterable[Global___RunInspection] | None = ...,
+        arenas: _abc.Iterable[Global___ArenaInspection] | None = ...,
+        redis: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arenas", b"arenas", "redis", b"redis", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectResponse: _TypeAlias = InspectResponse  # noqa: Y015
+
+@_typing.final
+class RunInspection(_message.Message):
+    """One run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    STATS_FIELD_NUMBER: _builtins.int
+    STREAM_ENTRIES_FIELD_NUMBER: _builtins.int
+    STREAM_PENDING_FIELD_NUMBER: _builtins.int
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
+    OLDEST_DEAD_SECONDS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Run name."""
+    epoch: _builtins.int
+    """Current epoch of the learner."""
+    finished: _builtins.bool
+    """True after CloseRun."""
+    stream_entries: _builtins.int
+    """Entries of the stream: groups that are complete and not acked."""
+    stream_pending: _builtins.int
+    """Of these, delivered to a learner and not acked."""
+    dead_letters: _builtins.int
+    """Dead letters."""
+    oldest_dead_seconds: _builtins.float
+    """Age of the oldest dead letter in seconds."""
+    @_builtins.property
+    def stats(self) -> Global___GetStatsResponse:
+        """Counters and gauges."""
+
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupInspection]:
+        """Groups that are not acked, oldest first, up to the number asked for."""
+
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        finished: _builtins.bool = ...,
+        stats: Global___GetStatsResponse | None = ...,
+        stream_entries: _builtins.int = ...,
+        stream_pending: _builtins.int = ...,
+        dead_letters: _builtins.int = ...,
+        oldest_dead_seconds: _builtins.float = ...,
+        groups: _abc.Iterable[Global___GroupInspection] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters", "epoch", b"epoch", "finished", b"finished", "groups", b"groups", "oldest_dead_seconds", b"oldest_dead_seconds", "run", b"run", "stats", b"stats", "stream_entries", b"stream_entries", "stream_pending", b"stream_pending"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunInspection: _TypeAlias = RunInspection  # noqa: Y015
+
+@_typing.final
+class GroupInspection(_message.Message):
+    """One group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    FILLED_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    AGE_SECONDS_FIELD_NUMBER: _builtins.int
+    DELIVERIES_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    group: _builtins.int
+    """Group number."""
+    state: _builtins.str
+    """"open" (members missing), "waiting" (complete, an older one is not), "streamed", "leased" or "trained"."""
+    filled: _builtins.int
+    """Members that are filled."""
+    members: _builtins.int
+    """Members of a group."""
+    bytes: _builtins.int
+    """Bytes held."""
+    age_seconds: _builtins.float
+    """Seconds since its admission."""
+    deliveries: _builtins.int
+    """Deliveries to a learner."""
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Workers that hold its members' jobs."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.int = ...,
+        state: _builtins.str = ...,
+        filled: _builtins.int = ...,
+        members: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        age_seconds: _builtins.float = ...,
+        deliveries: _builtins.int = ...,
+        workers: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "bytes", b"bytes", "deliveries", b"deliveries", "filled", b"filled", "group", b"group", "members", b"members", "state", b"state", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupInspection: _TypeAlias = GroupInspection  # noqa: Y015
+
+@_typing.final
+class ArenaInspection(_message.Message):
+    """One arena."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARENA_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    EXTENTS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    arena: _builtins.str
+    """Its name."""
+    address: _builtins.str
+    """Address of the replica that owns it; empty if there is none now."""
+    extents: _builtins.int
+    """Extents that claims need."""
+    bytes: _builtins.int
+    """Bytes of these."""
+    def __init__(
+        self,
+        *,
+        arena: _builtins.str = ...,
+        address: _builtins.str = ...,
+        extents: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "arena", b"arena", "bytes", b"bytes", "extents", b"extents"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArenaInspection: _TypeAlias = ArenaInspection  # noqa: Y015
+
+@_typing.final
 class ListDeadRequest(_message.Message):
     """Asks for dead letters."""
 

@@ -120,6 +120,11 @@ class StoreServiceStub(object):
                 request_serializer=dvla_dot_v1_dot_store__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=dvla_dot_v1_dot_store__pb2.GetStatsResponse.FromString,
                 _registered_method=True)
+        self.Inspect = channel.unary_unary(
+                '/dvla.v1.StoreService/Inspect',
+                request_serializer=dvla_dot_v1_dot_store__pb2.InspectRequest.SerializeToString,
+                response_deserializer=dvla_dot_v1_dot_store__pb2.InspectResponse.FromString,
+                _registered_method=True)
         self.ListDead = channel.unary_unary(
                 '/dvla.v1.StoreService/ListDead',
                 request_serializer=dvla_dot_v1_dot_store__pb2.ListDeadRequest.SerializeToString,
@@ -322,6 +327,16 @@ class StoreServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Inspect(self, request, context):
+        """What lies in the store: runs, their groups by state and age, arenas. For a person; reads only.
+
+        Errors:
+        * `NOT_FOUND`: no such run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListDead(self, request, context):
         """Lists dead letters, oldest first.
 
@@ -424,6 +439,11 @@ def add_StoreServiceServicer_to_server(servicer, server):
                     servicer.GetStats,
                     request_deserializer=dvla_dot_v1_dot_store__pb2.GetStatsRequest.FromString,
                     response_serializer=dvla_dot_v1_dot_store__pb2.GetStatsResponse.SerializeToString,
+            ),
+            'Inspect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inspect,
+                    request_deserializer=dvla_dot_v1_dot_store__pb2.InspectRequest.FromString,
+                    response_serializer=dvla_dot_v1_dot_store__pb2.InspectResponse.SerializeToString,
             ),
             'ListDead': grpc.unary_unary_rpc_method_handler(
                     servicer.ListDead,
@@ -874,6 +894,33 @@ class StoreService(object):
             '/dvla.v1.StoreService/GetStats',
             dvla_dot_v1_dot_store__pb2.GetStatsRequest.SerializeToString,
             dvla_dot_v1_dot_store__pb2.GetStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inspect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dvla.v1.StoreService/Inspect',
+            dvla_dot_v1_dot_store__pb2.InspectRequest.SerializeToString,
+            dvla_dot_v1_dot_store__pb2.InspectResponse.FromString,
             options,
             channel_credentials,
             insecure,

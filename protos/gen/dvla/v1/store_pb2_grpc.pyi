@@ -156,6 +156,12 @@ class StoreServiceStub:
     Errors:
     * `NOT_FOUND`: no such run.
     """
+    Inspect: _grpc.UnaryUnaryMultiCallable[_store_pb2.InspectRequest, _store_pb2.InspectResponse]
+    """What lies in the store: runs, their groups by state and age, arenas. For a person; reads only.
+
+    Errors:
+    * `NOT_FOUND`: no such run.
+    """
     ListDead: _grpc.UnaryUnaryMultiCallable[_store_pb2.ListDeadRequest, _store_pb2.ListDeadResponse]
     """Lists dead letters, oldest first.
 
@@ -293,6 +299,12 @@ class StoreServiceAsyncStub(StoreServiceStub):
     """
     GetStats: _aio.UnaryUnaryMultiCallable[_store_pb2.GetStatsRequest, _store_pb2.GetStatsResponse]  # type: ignore[assignment]
     """Counters and gauges of a run.
+
+    Errors:
+    * `NOT_FOUND`: no such run.
+    """
+    Inspect: _aio.UnaryUnaryMultiCallable[_store_pb2.InspectRequest, _store_pb2.InspectResponse]  # type: ignore[assignment]
+    """What lies in the store: runs, their groups by state and age, arenas. For a person; reads only.
 
     Errors:
     * `NOT_FOUND`: no such run.
@@ -527,6 +539,18 @@ class StoreServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.GetStatsResponse, _abc.Awaitable[_store_pb2.GetStatsResponse]]:
         """Counters and gauges of a run.
+
+        Errors:
+        * `NOT_FOUND`: no such run.
+        """
+
+    @_abc_1.abstractmethod
+    def Inspect(
+        self,
+        request: _store_pb2.InspectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.InspectResponse, _abc.Awaitable[_store_pb2.InspectResponse]]:
+        """What lies in the store: runs, their groups by state and age, arenas. For a person; reads only.
 
         Errors:
         * `NOT_FOUND`: no such run.

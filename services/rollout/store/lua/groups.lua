@@ -1,6 +1,6 @@
 -- Groups: admitted, completed, streamed in admission order, trained, freed.
 --
--- Fields of a group's hash besides those per member: task, start, n members filled, lo and hi score, w oldest update
+-- Fields of a group's hash besides those per member: at time of admission, task, start, n members filled, lo and hi score, w oldest update
 -- of its weights, eps episodes, len steps, succ successes, bytes, id stream entry, d deliveries, st staleness,
 -- evicted, dead letter.
 local DEAD_LETTERS = 1000 -- kept; older ones are given up
@@ -18,7 +18,7 @@ end
 
 local function admit()
   local group = int(call('HINCRBY', META, 'last_group', 1))
-  call('HSET', P .. 'g:' .. group, 'task', next_task(), 'n', 0)
+  call('HSET', P .. 'g:' .. group, 'task', next_task(), 'n', 0, 'at', int(now()))
   call('ZADD', LIVE, group, group)
   call('ZADD', OPEN, group, group)
   for member = 0, G - 1 do offer('g:' .. group, member) end
