@@ -5,9 +5,12 @@ The header is a list of `TensorMeta`; the bytes can lie in a message, in frames 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 from dvla.v1 import common_pb2 as pb
 
@@ -45,9 +48,10 @@ def plan_parts(stacks: Mapping[str, Sequence[Array]]) -> Layout:
         dtype, shape = parts[0].dtype, parts[0].shape
         if len(parts) > 1:
             shape = (sum(len(part) for part in parts), *shape[1:])
-        if dtype.name not in DTYPES:
+        known = _name(dtype)
+        if known not in DTYPES:
             raise InvalidInput(f"tensor {name!r} has dtype {dtype}; expected one of {', '.join(sorted(DTYPES))}")
-        tensors.append(pb.TensorMeta(name=name, dtype=dtype.name, shape=shape, offset=offset))
+        tensors.append(pb.TensorMeta(name=name, dtype=known, shape=shape, offset=offset))
         offset = _aligned(offset + prod(shape) * dtype.itemsize)
     return Layout(tuple(tensors), offset)
 
@@ -126,23 +130,30 @@ def frames(data: memoryview | bytes) -> Iterator[pb.Frame]:
 class Assembler:
     """Collects the frames of one payload; `add` returns True when it is complete."""
 
-    def __init__(self, payload: pb.Payload, limit: int) -> None:
+    def __init__(self, payload: pb.Payload, limit: int, room: npt.NDArray[np.uint8] | None = None) -> None:
+        """room: memory to use if it is long enough; what was decoded from it before is void then."""
         if payload.length > limit:
             raise InvalidInput(f"payload of {payload.length} bytes is larger than the limit of {limit}")
         if not payload.frames or payload.frames != -(-payload.length // FRAME_BYTES):
             raise InvalidInput(f"payload of {payload.length} bytes announced in {payload.frames} frames")
         self._next = 0
-        self.buffer = bytearray(payload.length)
+        fits = room is not None and room.size >= payload.length
+        self.room = room if room is not None and fits else np.empty(payload.length, np.uint8)
+        self.buffer: memoryview = self.room[: payload.length].data
 
     def add(self, frame: pb.Frame) -> bool:
         """Take the next frame; frames come in order and without gaps."""
-        end = frame.offset + len(frame.data)
-        if frame.offset != self._next or end > len(self.buffer) or not 0 < len(frame.data) <= FRAME_BYTES:
+        return self.put(frame.offset, frame.data)
+
+    def put(self, offset: int, data: bytes | memoryview) -> bool:
+        """The same for a frame in its parts."""
+        end = offset + len(data)
+        if offset != self._next or end > len(self.buffer) or not 0 < len(data) <= FRAME_BYTES:
             raise InvalidInput(
-                f"frame at {frame.offset} of {len(frame.data)} bytes; expected 1 to {FRAME_BYTES} bytes at "
+                f"frame at {offset} of {len(data)} bytes; expected 1 to {FRAME_BYTES} bytes at "
                 f"{self._next}, within {len(self.buffer)}"
             )
-        self.buffer[frame.offset : end] = frame.data
+        self.buffer[offset:end] = data
         self._next = end
         return end == len(self.buffer)
 
@@ -165,6 +176,12 @@ def receive(payload: pb.Payload, next_frame: Callable[[], pb.Frame], limit: int)
     while not assembler.add(next_frame()):
         pass
     return decode(payload, assembler.buffer)
+
+
+@cache
+def _name(dtype: np.dtype[Any]) -> str:
+    """numpy works a dtype's name out anew each time, which takes longer than copying a small tensor."""
+    return dtype.name
 
 
 def _aligned(offset: int) -> int:

@@ -182,3 +182,12 @@ def async_token(token: str) -> Sequence[grpc.aio.ClientInterceptor]:
         (grpc.aio.StreamStreamClientInterceptor, "intercept_stream_stream"),
     )
     return [type("AsyncToken", (base,), {method: add})() for base, method in kinds]
+
+
+def replace_handlers(server: grpc.aio.Server, service: str, handlers: dict[str, Any]) -> None:
+    """Serve some methods by handlers with serialisers of their own, in place of the generated ones added before.
+
+    Both ways in which generated code adds handlers are covered; a registered one wins over a generic one.
+    """
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    server.add_registered_method_handlers(service, handlers)

@@ -10,7 +10,7 @@ from dvla.v1 import sim_pb2
 from services.common.errors import DvlaError, Unavailable
 from services.common.process import die_with_parent
 from services.sim.engine import Engine, RingPlace, SessionOptions, spec_message
-from services.sim.pipe import Header, error_header, receive, send
+from services.sim.pipe import Header, Part, error_header, receive, send
 from services.sim.vector import VectorSim
 
 
@@ -24,7 +24,7 @@ class Worker:
         """The serialised spec and the number of slots of one session."""
         return spec_message(self._engine), self._engine.num_slots
 
-    def handle(self, header: Header, parts: list[bytes]) -> tuple[Header, list[bytes]]:
+    def handle(self, header: Header, parts: list[Part]) -> tuple[Header, list[Part]]:
         """One request: open, leave, advance or start."""
         try:
             return getattr(self, f"_{header['op']}")(header, parts)  # type: ignore[no-any-return]
@@ -36,20 +36,20 @@ class Worker:
             traceback.print_exc()
             return error_header(error), []
 
-    def _open(self, header: Header, parts: list[bytes]) -> tuple[Header, list[bytes]]:
+    def _open(self, header: Header, parts: list[Part]) -> tuple[Header, list[Part]]:
         options = SessionOptions(tuple(header["observation"]), header["final_observation"], header["record"])
         place = RingPlace.of(header["ring"]) if header["ring"] else None
         return {"unshared": self._engine.open(header["session"], options, place)}, []
 
-    def _leave(self, header: Header, parts: list[bytes]) -> tuple[Header, list[bytes]]:
+    def _leave(self, header: Header, parts: list[Part]) -> tuple[Header, list[Part]]:
         self._engine.leave(header["session"])
         return {}, []
 
-    def _advance(self, header: Header, parts: list[bytes]) -> tuple[Header, list[bytes]]:
-        reply, data = self._engine.advance(header["session"], sim_pb2.Advance.FromString(parts[0]))
-        return {}, [reply.SerializeToString(), bytes(data)]
+    def _advance(self, header: Header, parts: list[Part]) -> tuple[Header, list[Part]]:
+        reply, data = self._engine.advance(header["session"], sim_pb2.Advance.FromString(bytes(parts[0])))
+        return {}, [reply.SerializeToString(), data]
 
-    def _start(self, header: Header, parts: list[bytes]) -> tuple[Header, list[bytes]]:
+    def _start(self, header: Header, parts: list[Part]) -> tuple[Header, list[Part]]:
         return {}, [self._engine.make_start(header["task"], header["seed"])]
 
 

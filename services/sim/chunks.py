@@ -183,5 +183,6 @@ class _Chunk:
             truncated=self._truncated,
             failed=tuple(self._failed),
             observed=observed[finite],
-            observation={name: array[finite] for name, array in observation.items()},
+            # Indexing copies, and nearly always all rows are fine.
+            observation=observation if finite.all() else {n: array[finite] for n, array in observation.items()},
         )

@@ -10,7 +10,8 @@ from services.common.errors import ConfigError
 from services.common.locality import accepted
 from services.sim.vector import VectorSim
 
-Option = int | float | bool | str
+Option = str | int | float | bool
+"""Text comes first: a command line would make 0.02 the whole number 0 otherwise. `SimConfig` reads numbers from it."""
 
 BUILT_IN = ("toy", "scripted", "maniskill")
 DEVICES = ("cpu", "cuda")
@@ -53,7 +54,8 @@ class SimConfig(RoleConfig):
     gpu_memory: dict[str, int] = field(default_factory=dict)
     """Fields of ManiSkill's GPUMemoryConfig, such as max_rigid_contact_count."""
     options: dict[str, Option] = field(default_factory=dict)
-    """Keyword arguments of the toy, scripted or custom simulator."""
+    """Keyword arguments of the toy, scripted or custom simulator; a text that reads as a number or as true or false
+    is one."""
     slots: int = 8
     """Environment slots of one session."""
     sessions: int = 2
@@ -72,6 +74,7 @@ class SimConfig(RoleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "options", {name: _read(value) for name, value in self.options.items()})
         if self.sim not in BUILT_IN and ":" not in self.sim:
             raise ConfigError(f"sim = {self.sim!r}; expected {', '.join(BUILT_IN)} or module:Class")
         if self.device.split(":")[0] not in DEVICES:
@@ -88,6 +91,20 @@ class SimConfig(RoleConfig):
                 f"processes = {self.processes} for sessions = {self.sessions}; a session lives in one process, "
                 f"so use at most {self.sessions} processes or more sessions"
             )
+
+
+def _read(value: Option) -> Option:
+    """An option as the number or truth value that its text says."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
 
 
 def build_sim(config: SimConfig, num_slots: int | None = None) -> VectorSim:

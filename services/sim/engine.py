@@ -81,7 +81,7 @@ class Engine:
         """End a session's use of shared memory."""
         self._sessions[index].close()
 
-    def advance(self, index: int, request: sim_pb2.Advance) -> tuple[sim_pb2.Advanced, bytearray]:
+    def advance(self, index: int, request: sim_pb2.Advance) -> tuple[sim_pb2.Advanced, memoryview]:
         """One turn of a session; bytes that are not in shared memory come second."""
         return self._sessions[index].advance(request)
 
@@ -109,9 +109,10 @@ class _Session:
         self._runner = ChunkRunner(sim)
         self._options = options
         self._ring = ring
+        self._room = np.empty(0, np.uint8)
         self._recorder = Recorder(sim) if options.record else None
 
-    def advance(self, request: sim_pb2.Advance) -> tuple[sim_pb2.Advanced, bytearray]:
+    def advance(self, request: sim_pb2.Advance) -> tuple[sim_pb2.Advanced, memoryview]:
         """Reset, then advance, then encode."""
         both = sorted({reset.slot for reset in request.reset} & set(request.slots))
         if both:
@@ -133,8 +134,11 @@ class _Session:
             self._ring.close()
             self._ring = None
 
-    def _pack(self, payload: common_pb2.Payload, stacks: dict[str, list[Array]]) -> bytearray:
-        """Bytes into the ring, or, without one or where they are too many for it, into the returned buffer."""
+    def _pack(self, payload: common_pb2.Payload, stacks: dict[str, list[Array]]) -> memoryview:
+        """Bytes into the ring, or, without one or where they are too many for it, into the returned buffer.
+
+        The buffer is filled anew in the next turn, which the client asks for when it has all of this one.
+        """
         layout = codec.plan_parts(stacks)
         payload.MergeFrom(common_pb2.Payload(tensors=layout.tensors, length=layout.length))
         placed = self._ring.place(layout.length) if self._ring else None
@@ -142,9 +146,11 @@ class _Session:
             extent, room = placed
             payload.shm.CopyFrom(extent)
             codec.pack_parts_into(room, layout, stacks)
-            return bytearray()
-        buffer = bytearray(layout.length)
-        codec.pack_parts_into(memoryview(buffer), layout, stacks)
+            return memoryview(b"")
+        if self._room.size < layout.length:
+            self._room = np.empty(layout.length, np.uint8)
+        buffer = self._room[: layout.length].data
+        codec.pack_parts_into(buffer, layout, stacks)
         return buffer
 
     def _reset(self, request: sim_pb2.Advance) -> ResetResult:

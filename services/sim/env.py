@@ -21,12 +21,12 @@ from services.common.errors import DvlaError, Unavailable
 from services.common.telemetry import BUSY, Lane
 from services.sim.child import Worker, child_main
 from services.sim.engine import Engine
-from services.sim.pipe import Header, bound, raise_error, receive, send
+from services.sim.pipe import Header, Part, bound, raise_error, receive, send
 from services.sim.vector import VectorSim
 
 log = structlog.get_logger()
 
-Reply = tuple[Header, list[bytes]]
+Reply = tuple[Header, list[Part]]
 Factory = Callable[[], VectorSim]
 
 QUICK_SECONDS = 10.0  # a process that dies sooner after its start is restarted with a growing pause
@@ -36,7 +36,7 @@ RESTART_LIMIT = 5  # starts in a row that fail before an environment is given up
 @dataclass
 class _Request:
     header: Header
-    parts: list[bytes]
+    parts: list[Part]
     reply: "Future[Reply]" = field(default_factory=Future)
 
 
@@ -234,7 +234,7 @@ class ProcessEnv(Env):
     def _serve(self, connection: Connection, process: multiprocessing.process.BaseProcess) -> None:
         header, parts = self._receive(connection, self._start_timeout, "was not ready")
         raise_error(header)
-        self._begin_life(parts[0], header["slots"])
+        self._begin_life(bytes(parts[0]), header["slots"])
         while not self._closing:
             if connection in wait([connection, self._wake_reader]):
                 raise EOFError  # it never speaks first, so it is gone
@@ -266,7 +266,7 @@ class ProcessEnv(Env):
             time.sleep(0.05)
 
 
-def _reply(header: Header, parts: list[bytes]) -> Reply | DvlaError:
+def _reply(header: Header, parts: list[Part]) -> Reply | DvlaError:
     try:
         raise_error(header)
     except DvlaError as error:

@@ -11,6 +11,7 @@ from dvla.v1 import sim_pb2
 from services.common.errors import DvlaError, Exhausted, Unavailable
 from services.sim.engine import RingPlace, SessionOptions
 from services.sim.env import Env, Factory, ProcessEnv, ThreadEnv
+from services.sim.pipe import Part
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -96,7 +97,9 @@ class Host:
         """The start state of (task, seed), made by the least busy environment."""
         self._any()
         env = min((env for env in self.envs if env.ready), key=lambda env: env.pending)
-        return _then(env.submit(env.lives, {"op": "start", "task": task, "seed": seed}), lambda reply: reply[1][0])
+        return _then(
+            env.submit(env.lives, {"op": "start", "task": task, "seed": seed}), lambda reply: bytes(reply[1][0])
+        )
 
     def close(self) -> None:
         """Stop everything."""
@@ -142,11 +145,11 @@ class HostedSession:
         self.opened: Future[str] = _then(env.submit(self._life, header), lambda reply: reply[0]["unshared"])
         """Done when the session is open; says why it does not use its place in shared memory, if so."""
 
-    def advance(self, request: sim_pb2.Advance) -> "Future[tuple[sim_pb2.Advanced, bytes]]":
+    def advance(self, request: sim_pb2.Advance) -> "Future[tuple[sim_pb2.Advanced, Part]]":
         """One turn. The request's payload is inline, whatever its size; the reply's bytes come second."""
         header = {"op": "advance", "session": self._index}
         reply = self._env.submit(self._life, header, request.SerializeToString())
-        return _then(reply, lambda done: (sim_pb2.Advanced.FromString(done[1][0]), done[1][1]))
+        return _then(reply, lambda done: (sim_pb2.Advanced.FromString(bytes(done[1][0])), done[1][1]))
 
     def close(self) -> None:
         """Give the simulator back. A turn in progress ends by itself; the next session queues behind it."""

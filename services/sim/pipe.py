@@ -12,17 +12,17 @@ from services.common import errors
 from services.common.errors import DvlaError
 
 Header = dict[str, Any]
-Parts = Sequence[bytes | bytearray | memoryview]
+Part = bytes | memoryview
 
 
-def send(connection: Connection, header: Header, parts: Parts = ()) -> None:
+def send(connection: Connection, header: Header, parts: Sequence[Part] = ()) -> None:
     """Send a header and its byte strings."""
     connection.send_bytes(json.dumps(header | {"parts": len(parts)}).encode())
     for part in parts:
         connection.send_bytes(part)
 
 
-def receive(connection: Connection) -> tuple[Header, list[bytes]]:
+def receive(connection: Connection) -> tuple[Header, list[Part]]:
     """The next message; raises EOFError or OSError if the other side is gone."""
     header: Header = json.loads(connection.recv_bytes())
     return header, [connection.recv_bytes() for _ in range(header["parts"])]

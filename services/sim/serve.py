@@ -4,7 +4,6 @@ import asyncio
 from functools import partial
 
 import structlog
-from dvla.v1 import sim_pb2_grpc
 
 from services.common.errors import ConfigError
 from services.common.server import RoleServer, run_role, until_stopped
@@ -12,7 +11,7 @@ from services.common.telemetry import Telemetry
 from services.sim.config import SimConfig, build_sim
 from services.sim.env import Factory
 from services.sim.host import Host, HostConfig
-from services.sim.servicer import SimServicer
+from services.sim.servicer import SimServicer, add_to_server
 from services.sim.sharing import Sharing
 
 log = structlog.get_logger()
@@ -50,7 +49,7 @@ async def serve_async(factory: Factory, config: SimConfig) -> None:
     server = RoleServer(config, telemetry)
     sharing = Sharing(config.transport, config.shared_folder, config.sessions)
     servicer = SimServicer(host, telemetry, sharing)
-    sim_pb2_grpc.add_SimServiceServicer_to_server(servicer, server.grpc)
+    add_to_server(servicer, server.grpc)
     try:
         await server.start(serving=False)
         host.start()

@@ -11,6 +11,8 @@ from dvla.v1 import common_pb2, sim_pb2, sim_pb2_grpc
 
 from services.common import codec
 from services.common.errors import DvlaError, Exhausted, InvalidInput, Unavailable
+from services.common.frame_wire import encode_frame, encode_session
+from services.common.interceptors import replace_handlers
 from services.common.locality import SHM, Choice, name_of
 from services.common.telemetry import Telemetry
 from services.sim.chunks import FinalObservation
@@ -62,7 +64,7 @@ class SimServicer(sim_pb2_grpc.SimServiceServicer):
 
     async def Session(
         self, request_iterator: AsyncIterator[sim_pb2.SessionRequest], context: Context
-    ) -> AsyncIterator[sim_pb2.SessionResponse]:
+    ) -> AsyncIterator[Any]:
         """One session, until the client ends it, falls silent or its environment dies."""
         opening = await _next(request_iterator, self._silence)
         if opening is None:
@@ -129,7 +131,7 @@ class _Conversation:
         silence: float,
     ) -> None:
         self._session, self._requests, self._telemetry, self._silence = session, requests, telemetry, silence
-        self._out: asyncio.Queue[sim_pb2.SessionResponse | Exception | None] = asyncio.Queue()
+        self._out: asyncio.Queue[sim_pb2.SessionResponse | memoryview | Exception | None] = asyncio.Queue()
         self._turn: asyncio.Task[None] | None = None
         self._incoming: tuple[sim_pb2.Advance, codec.Assembler] | None = None  # an advance whose frames follow
 
@@ -141,14 +143,18 @@ class _Conversation:
         """End the session with an error."""
         self._out.put_nowait(error)
 
-    async def replies(self) -> AsyncIterator[sim_pb2.SessionResponse]:
-        """Everything to send; raises what ends the session."""
+    async def replies(self) -> AsyncIterator[sim_pb2.SessionResponse | bytes]:
+        """Everything to send, frames as the bytes of their message; raises what ends the session."""
         tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
         try:
             while (reply := await self._out.get()) is not None:
                 if isinstance(reply, Exception):
                     raise reply
-                yield reply
+                if isinstance(reply, memoryview):
+                    for offset in range(0, len(reply), codec.FRAME_BYTES):
+                        yield encode_frame(offset, reply[offset : offset + codec.FRAME_BYTES], field=3)
+                else:
+                    yield reply
         finally:
             for task in (*tasks, *([self._turn] if self._turn else [])):
                 task.cancel()
@@ -207,13 +213,12 @@ class _Conversation:
             self._out.put_nowait(sim_pb2.SessionResponse(advanced=reply))
             return
         if len(data) <= codec.INLINE_LIMIT:
-            reply.payload.inline = data
+            reply.payload.inline = bytes(data)
         else:
             reply.payload.frames = -(-len(data) // codec.FRAME_BYTES)
         self._out.put_nowait(sim_pb2.SessionResponse(advanced=reply))
         if len(data) > codec.INLINE_LIMIT:
-            for frame in codec.frames(data):
-                self._out.put_nowait(sim_pb2.SessionResponse(frame=frame))
+            self._out.put_nowait(memoryview(data))
 
     def _count(self, reply: sim_pb2.Advanced, resets: int) -> None:
         self._telemetry.count("turns")
@@ -225,6 +230,17 @@ class _Conversation:
                 log.warning("episode failed", reason=outcome.failure, step=outcome.step)
             elif outcome.terminated or outcome.truncated:
                 self._telemetry.count("episodes_ended")
+
+
+def add_to_server(servicer: SimServicer, server: grpc.aio.Server) -> None:
+    """Serve; sessions send frames as they are, which is several copies less."""
+    session: Any = grpc.stream_stream_rpc_method_handler(
+        servicer.Session,
+        request_deserializer=sim_pb2.SessionRequest.FromString,
+        response_serializer=encode_session,
+    )
+    sim_pb2_grpc.add_SimServiceServicer_to_server(servicer, server)
+    replace_handlers(server, "dvla.v1.SimService", {"Session": session})
 
 
 def _options(opening: sim_pb2.OpenSession) -> SessionOptions:

@@ -22,6 +22,7 @@ from services.common.delta import ENCODING, MAX_BYTES
 from services.common.errors import InvalidInput, NotFound, Unavailable, Unsupported
 from services.common.flatfile import HEADER_BYTES, FlatFile
 from services.common.frame_wire import encode_frame
+from services.common.interceptors import replace_handlers
 from services.common.process import boot_id
 from services.common.telemetry import Telemetry
 from services.weights.coverage import Coverage
@@ -239,8 +240,8 @@ def add_to_server(servicer: WeightsServicer, server: grpc.aio.Server) -> None:
     fetch: Any = grpc.unary_stream_rpc_method_handler(
         servicer.fetch_raw, request_deserializer=weights_pb2.FetchRequest.FromString
     )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("dvla.v1.WeightsService", {"Fetch": fetch}),))
     weights_pb2_grpc.add_WeightsServiceServicer_to_server(servicer, server)
+    replace_handlers(server, "dvla.v1.WeightsService", {"Fetch": fetch})
 
 
 async def _next(messages: AsyncIterator[weights_pb2.PublishRequest]) -> weights_pb2.PublishRequest | None:

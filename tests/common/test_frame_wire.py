@@ -1,13 +1,13 @@
 """Bulk frames: the same bytes as the protobuf messages, read without copies, in any legal layout."""
 
 import pytest
-from dvla.v1 import common_pb2, weights_pb2
+from dvla.v1 import common_pb2, sim_pb2, weights_pb2
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.errors import InvalidInput
-from services.common.frame_wire import decode_fetch, encode_frame
+from services.common.frame_wire import decode_fetch, decode_session, encode_frame, encode_session
 
 OFFSETS = st.integers(0, 2**64 - 1) | st.integers(0, 300)
 
@@ -45,3 +45,17 @@ def test_a_frame_may_be_large() -> None:
     assert piece[1].nbytes == len(data)
     with pytest.raises(TypeError):
         piece[1][0] = 1  # a view of what came, not to be written to
+
+
+@given(OFFSETS, st.binary(max_size=300))
+def test_a_session_carries_the_same_frames_in_another_field(offset: int, data: bytes) -> None:
+    frame = sim_pb2.SessionResponse(frame=common_pb2.Frame(offset=offset, data=data))
+    raw = encode_frame(offset, data, field=3)
+    assert sim_pb2.SessionResponse.FromString(raw) == frame
+    assert encode_session(raw) is raw
+    for form in (raw, encode_session(frame)):
+        piece = decode_session(form)
+        assert isinstance(piece, tuple)
+        assert (piece[0], bytes(piece[1])) == (offset, data)
+    pong = sim_pb2.SessionResponse(pong=sim_pb2.Pong(nonce=offset))
+    assert decode_session(encode_session(pong)) == pong

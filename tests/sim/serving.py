@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dvla.v1 import sim_pb2_grpc
-
 from services.common.server import RoleServer
 from services.common.telemetry import Telemetry
 from services.sim.client import SimClient
 from services.sim.config import SimConfig
 from services.sim.env import Factory
 from services.sim.host import Host, HostConfig
-from services.sim.servicer import SimServicer
+from services.sim.servicer import SimServicer, add_to_server
 from services.sim.sharing import Sharing
 
 
@@ -34,7 +32,7 @@ class Service:
     async def _serve(self) -> None:
         server = RoleServer(SimConfig(listen=self.address, drain_seconds=0.5), self.telemetry)
         self.servicer = SimServicer(self.host, self.telemetry, self.sharing, self._silence)
-        sim_pb2_grpc.add_SimServiceServicer_to_server(self.servicer, server.grpc)
+        add_to_server(self.servicer, server.grpc)
         await server.start()
         self.host.start()
         while not (self.host.serving or self.host.failed.done()):

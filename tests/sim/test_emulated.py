@@ -1,17 +1,21 @@
 """Emulated devices wait one after the other, end episodes as told, and say that they are emulated."""
 
+import copy
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from services.common.config import role_app, run_app
 from services.common.emulated import EmulatedDevice
 from services.common.errors import ConfigError
 from services.policies.config import PolicyConfig
 from services.policies.noise import RowNoise
 from services.policies.registry import build_policy
+from services.sim.config import SimConfig
 from services.sim.emulated import TASK, EmulatedSim
 from services.sim.vector import Start
 
@@ -98,5 +102,17 @@ def test_the_policy_scores_what_it_did_and_learns() -> None:
 def test_loading_takes_as_long_as_told_where_the_policy_acts() -> None:
     policy = build_policy(config(load_seconds=0.03)).requires_grad_(False)
     began = time.monotonic()
-    policy.trainable_state()
+    copy.deepcopy(policy).trainable_state()
     assert time.monotonic() - began >= 0.03
+
+
+def test_numbers_of_options_survive_a_recipe_and_a_command_line(tmp_path: Path) -> None:
+    got: list[SimConfig] = []
+    app = role_app("sim", SimConfig, got.append, "test")
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('[sim]\noptions = {steps = 40, step_seconds = 0.02, on = true, text = "0:1:2"}\n')
+    assert run_app(app, ["--recipe", str(recipe)]) == 0
+    assert run_app(app, ["--options.step_seconds", "0.5", "--options.steps", "3"]) == 0
+    assert got[0].options == {"steps": 40, "step_seconds": 0.02, "on": True, "text": "0:1:2"}
+    assert got[1].options == {"step_seconds": 0.5, "steps": 3}
+    assert [type(value) for value in got[1].options.values()] == [float, int]

@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 import grpc
+import numpy as np
 import structlog
 from dvla.v1 import common_pb2, sim_pb2, sim_pb2_grpc
 
@@ -12,6 +14,7 @@ from services.common import codec
 from services.common.arena.ring import RingReader
 from services.common.channels import CALL_SECONDS, open_async_channel, translated
 from services.common.errors import DvlaError, Exhausted, InvalidInput, Unavailable, Unsupported
+from services.common.frame_wire import Piece, decode_session
 from services.common.locality import Vicinity, name_of
 from services.common.security import Security
 from services.common.spec import Array, FloatArray, SimSpec, TensorSpec
@@ -42,6 +45,9 @@ class SimClient:
         self._vicinity = vicinity or Vicinity("grpc")
         self._channel = open_async_channel(address, security)
         self._stub = sim_pb2_grpc.SimServiceStub(self._channel)
+        self._session: Any = self._channel.stream_stream(
+            "/dvla.v1.SimService/Session", sim_pb2.SessionRequest.SerializeToString, decode_session
+        )
 
     async def describe(self) -> tuple[SimSpec, int]:
         """The spec and the number of slots of one session."""
@@ -84,7 +90,7 @@ class SimClient:
         return session
 
     async def _open(self, request: sim_pb2.OpenSession, tensors: Sequence[TensorSpec]) -> "Session":
-        session = Session(self.address, self._stub.Session(), tensors)
+        session = Session(self.address, self._session(), tensors)
         await session.open(request, self._vicinity)
         return session
 
@@ -99,15 +105,16 @@ class Session:
     def __init__(
         self,
         address: str,
-        call: "grpc.aio.StreamStreamCall[sim_pb2.SessionRequest, sim_pb2.SessionResponse]",
+        call: "grpc.aio.StreamStreamCall[sim_pb2.SessionRequest, sim_pb2.SessionResponse | Piece]",
         tensors: Sequence[TensorSpec],
     ) -> None:
         self.address = address
         self.slots = 0
         self.transport = ""
         self._ring: RingReader | None = None
+        self._room = np.empty(0, np.uint8)  # frames are put together here; rows that are kept are copied
         self._call, self._tensors = call, tensors
-        self._replies: asyncio.Queue[sim_pb2.SessionResponse | DvlaError] = asyncio.Queue()
+        self._replies: asyncio.Queue[sim_pb2.SessionResponse | Piece | DvlaError] = asyncio.Queue()
         self._end: DvlaError | None = None
         self._writing = asyncio.Lock()
         self._heard = asyncio.get_running_loop().time()
@@ -156,8 +163,9 @@ class Session:
             return self._ring.arrays(payload)
         if payload.WhichOneof("location") != "frames":
             return codec.decode(payload)
-        assembler = codec.Assembler(payload, PAYLOAD_LIMIT)
-        while not assembler.add((await self._reply("frame", TURN_SECONDS)).frame):
+        assembler = codec.Assembler(payload, PAYLOAD_LIMIT, self._room)
+        self._room = assembler.room
+        while not assembler.put(*await self._frame()):
             pass
         return codec.decode(payload, assembler.buffer)
 
@@ -183,6 +191,20 @@ class Session:
             raise self._end or Unavailable(f"simulator {self.address} closed the session") from error
 
     async def _reply(self, kind: str, seconds: float) -> sim_pb2.SessionResponse:
+        reply = await self._next(seconds)
+        said = "frame" if isinstance(reply, tuple) else reply.WhichOneof("message")
+        if isinstance(reply, tuple) or said != kind:
+            raise InvalidInput(f"simulator {self.address} sent {said}; expected {kind}")
+        return reply
+
+    async def _frame(self) -> Piece:
+        reply = await self._next(TURN_SECONDS)
+        if not isinstance(reply, tuple):
+            said = reply.WhichOneof("message")
+            raise InvalidInput(f"simulator {self.address} sent {said}; expected frame")
+        return reply
+
+    async def _next(self, seconds: float) -> sim_pb2.SessionResponse | Piece:
         try:
             async with asyncio.timeout(seconds):  # Python 3.11's wait_for can swallow a cancellation
                 reply = await self._replies.get()
@@ -190,8 +212,6 @@ class Session:
             raise Unavailable(f"simulator {self.address} did not answer within {seconds:.0f} s") from error
         if isinstance(reply, DvlaError):
             raise reply
-        if reply.WhichOneof("message") != kind:
-            raise InvalidInput(f"simulator {self.address} sent {reply.WhichOneof('message')}; expected {kind}")
         return reply
 
     async def _read(self) -> None:
@@ -199,7 +219,7 @@ class Session:
             with translated(f"simulator {self.address}"):
                 async for reply in self._call:
                     self._heard = asyncio.get_running_loop().time()
-                    if reply.WhichOneof("message") != "pong":
+                    if isinstance(reply, tuple) or reply.WhichOneof("message") != "pong":
                         self._replies.put_nowait(reply)
             raise Unavailable(f"simulator {self.address} closed the session")
         except DvlaError as error:  # whoever waits for a reply, or writes next, raises it

@@ -50,7 +50,9 @@ def test_all_memory_is_there_from_the_start(arena: Arena) -> None:
 
 
 def test_no_room_on_the_file_system_names_size_and_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"arena of \d+ bytes does not fit .* shm_size of this service, to at least \d+mb"):
+    with pytest.raises(
+        ConfigError, match=r"arena of \d+ bytes does not fit .* shm_size of this service, to at least \d+mb"
+    ):
         Arena.create(tmp_path, "test", 2**55)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="name another folder"):

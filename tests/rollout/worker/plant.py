@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from dvla.v1 import sim_pb2_grpc, store_pb2, store_pb2_grpc
+from dvla.v1 import store_pb2, store_pb2_grpc
 
 from services.common import codec
 from services.common.bundle import Version, bundle
@@ -34,6 +34,7 @@ from services.rollout.worker.receiving import Receiver
 from services.rollout.worker.worker import Worker
 from services.sim.host import Host, HostConfig
 from services.sim.servicer import SimServicer
+from services.sim.servicer import add_to_server as add_sim_to_server
 from services.sim.sharing import Sharing
 from services.sim.toy import ToySim
 from services.weights.config import WeightsConfig
@@ -105,7 +106,7 @@ class Plant:
         host = Host(lambda: ToySim(slots, tasks, max_steps=max_steps), HostConfig(sessions=2, processes=0))
         sharing = Sharing("auto", str(self.folder), 2)
         server = RoleServer(RoleConfig(listen=address, drain_seconds=0), Telemetry("sim", name))
-        sim_pb2_grpc.add_SimServiceServicer_to_server(SimServicer(host, Telemetry("sim", name), sharing), server.grpc)
+        add_sim_to_server(SimServicer(host, Telemetry("sim", name), sharing), server.grpc)
         await server.start()
         host.start()
         self._stack.callback(sharing.close)

@@ -115,7 +115,7 @@ async def polite(requests: Requests, spec: SimSpec = SPEC, log: list[Any] | None
             yield reply
 
 
-async def answer(advance: sim_pb2.Advance, data: bytearray | None, spec: SimSpec) -> Replies:
+async def answer(advance: sim_pb2.Advance, data: memoryview | None, spec: SimSpec) -> Replies:
     rows, n = len(advance.reset) + len(advance.slots), len(advance.slots)
     arrays: dict[str, Array] = {
         f"obs/{t.name}": np.broadcast_to(np.arange(rows).reshape(-1, *[1] * len(t.shape)), (rows, *t.shape)).astype(
