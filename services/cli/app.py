@@ -222,6 +222,62 @@ def record(
 
 
 @app.command
+def profile(
+    recipe: Path,
+    *,
+    to: Path = Path("profile.json"),
+    quick: bool = False,
+    envs: tuple[int, ...] = (),
+    overrides: Overrides = (),
+    debug: Debug = False,
+) -> None:
+    """Measure simulation, inference, training and publishing of a recipe on this machine, each by itself.
+
+    Parameters
+    ----------
+    recipe
+        TOML recipe.
+    to
+        File to write, for `dvla plan`.
+    quick
+        Few sizes and short times.
+    envs
+        Numbers of environments to measure; may be given again.
+    """
+    from services.cli.profile_command import write_profile
+    from services.cli.recipe import load_recipe
+
+    write_profile(load_recipe(recipe, overrides), to, quick, envs)
+
+
+@app.command
+def plan(
+    profile: Path,
+    inventory: Path,
+    *,
+    write: tuple[Path, ...] = (),
+    json_file: Annotated[Path | None, Parameter(name="--json")] = None,
+    debug: Debug = False,
+) -> None:
+    """Find environments, split and placement with the highest predicted throughput; say what holds it back.
+
+    Parameters
+    ----------
+    profile
+        What `dvla profile` wrote.
+    inventory
+        TOML file with [[nodes]] and [links]; docs/performance.md shows one.
+    write
+        Also write the plan: a *.toml recipe fragment, a compose override (*.yml), or kubernetes*.yaml.
+    json_file
+        Also write the plan to this file.
+    """
+    from services.cli.plan_command import make_plan
+
+    make_plan(profile, inventory, write, json_file)
+
+
+@app.command
 def top(run: str = "", *, out: Path = Path("runs"), debug: Debug = False) -> int:
     """Look at a running run: the live view of `dvla train` in another terminal.
 

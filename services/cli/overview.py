@@ -6,6 +6,8 @@ COMMANDS = {
     "demos": "Write demonstrations with a scripted expert",
     "sft": "Clone demonstrations: the warm start",
     "record": "Record episodes of a running system as videos",
+    "profile": "Measure what a recipe costs on this machine, part by part",
+    "plan": "Find the best use of an inventory for a profile: environments, split, placement",
     "top": "Look at a running run",
     "report": "Write the report of a run again",
     "trace": "Write what the lanes of a run did when, for ui.perfetto.dev",

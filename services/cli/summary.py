@@ -64,13 +64,25 @@ def training_spans(samples: Sequence[Sample]) -> list[list[Sample]]:
     return [span for span in spans if len(span) > 1]
 
 
+def steady(span: Sequence[Sample]) -> Sequence[Sample]:
+    """A span without its head, where nothing could be trained yet, and its tail, where nothing was left to train.
+
+    What the lanes wait for there says nothing about what holds a run back. A span of few updates stays whole.
+    """
+    updates = [_store(sample).update for sample in span]
+    if updates[-1] - updates[0] < 3:
+        return span
+    head = max(index for index, update in enumerate(updates) if update == updates[0])
+    return span[head : updates.index(updates[-1]) + 1]
+
+
 def summarise(samples: Sequence[Sample]) -> Summary:
     """The figures of the training stage."""
     restarts = samples[-1].restarts if samples else {}
     ends = [(span[-1].t - span[0].t, _store(span[0]), _store(span[-1])) for span in training_spans(samples)]
     if not ends:
         return Summary(restarts=restarts)
-    lane_seconds = add_up(seconds_between(span) for span in training_spans(samples))
+    lane_seconds = add_up(seconds_between(steady(span)) for span in training_spans(samples))
     return Summary(
         seconds=sum(seconds for seconds, _, _ in ends),
         updates=sum(max(0, end.update - start.update) for _, start, end in ends),

@@ -41,8 +41,8 @@ class PolicyCosts:
     weights: int = 1024
 
 
-_DEVICE = EmulatedDevice()
-"""All emulated policies of a process share one device."""
+_DEVICE, _LINK = EmulatedDevice(), EmulatedDevice()
+"""All emulated policies of a process share one device and one link."""
 
 
 class EmulatedPolicy(Policy):
@@ -54,7 +54,7 @@ class EmulatedPolicy(Policy):
         costs = read_costs(PolicyCosts, config.options, "the emulated policy")
         self._act_cost = Linear(costs.act_seconds, costs.act_row_seconds)
         self._train_cost = Linear(costs.train_seconds, costs.train_row_seconds)
-        self._link, self._load_seconds = EmulatedDevice(), costs.load_seconds
+        self._load_seconds = costs.load_seconds
         self.mean = nn.Parameter(torch.zeros(config.chunk, config.action_dim))
         self.filler = nn.Parameter(torch.zeros(int(costs.weights)))
         self.spec = PolicySpec(
@@ -107,7 +107,7 @@ class EmulatedPolicy(Policy):
     def trainable_state(self) -> dict[str, Tensor]:
         """All weights. A policy that acts (its weights take no gradient) is about to load some: that takes a while."""
         if not self.mean.requires_grad:
-            self._link.work(self._load_seconds)
+            _LINK.work(self._load_seconds)
         return super().trainable_state()
 
 
