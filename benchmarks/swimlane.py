@@ -102,7 +102,7 @@ class Bench:
     def ablation(self) -> None:
         """What each part is worth: pairs with and without it. Emulated devices at a balanced split."""
         base = devices(2000, 2000) | {"learner.updates": self.updates}
-        for what, change in {
+        changes: dict[str, dict[str, Any]] = {
             "overlapping lanes (mode sync)": {"run.mode": "sync"},
             "double buffering (one session)": {
                 "sim.sessions": 1,
@@ -112,7 +112,8 @@ class Bench:
             "shared memory (transport grpc)": {"rollout.transport": "grpc", "sim.transport": "grpc"},
             "spare policy (lanes 1 and 2 merged)": {"rollout.spare_policy": False},
             "staleness (0 in async)": {"learner.staleness": 0},
-        }.items():
+        }
+        for what, change in changes.items():
             losses = []
             for _ in range(self.pairs):
                 whole, without = self.run(EMULATED, base).rate, self.run(EMULATED, base | change).rate

@@ -16,7 +16,11 @@ from services.cli.summary import Summary, summarise
 RECIPE = Path(__file__).parents[2] / "benchmarks" / "emulated.toml"
 CASES = {
     "simulation": ("sim.options={steps=40, step_seconds=0.02}", "policy.options={train_row_seconds=0.0005}"),
-    "learner": ("sim.options={steps=40, step_seconds=0.002}", "policy.options={train_row_seconds=0.025}"),
+    "learner": (
+        "sim.options={steps=40, step_seconds=0.002}",
+        "policy.options={train_row_seconds=0.06}",
+        "learner.updates=7",
+    ),
     "weights": ("sim.options={steps=40, step_seconds=0.002}", "policy.options={load_seconds=2.0}"),
 }
 
@@ -47,7 +51,7 @@ def check_truth(slow: str, summary: Summary, folder: RunFolder) -> None:
     assert busy > 0
     if slow == "learner":
         rows = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
-        asked = sum(row["chunks_trained"] for row in rows) * 0.025
+        asked = sum(row["chunks_trained"] for row in rows) * 0.06
         share = asked / len(rows) / ((rows[-1]["time"] - rows[0]["time"]) / (len(rows) - 1))
         assert summary.lanes["training"].busy == pytest.approx(share, abs=0.1)
         assert busy == pytest.approx(asked, rel=0.25)
