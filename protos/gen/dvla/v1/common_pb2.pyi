@@ -239,10 +239,11 @@ class CudaExtent(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
+    WORD_FIELD_NUMBER: _builtins.int
     gpu_uuid: _builtins.str
     """UUID of the GPU that owns the memory; must equal the reader's."""
     memory_handle: _builtins.bytes
-    """cudaIpcMemHandle of the arena, exported freshly for this consumer session."""
+    """cudaIpcMemHandle of the arena, exported freshly for this consumer session; empty after its first message."""
     event_handle: _builtins.bytes
     """cudaIpcEventHandle of the slot, which the producer records after writing."""
     offset: _builtins.int
@@ -256,7 +257,11 @@ class CudaExtent(_message.Message):
     size: _builtins.int
     """Size of the arena in bytes."""
     slot: _builtins.int
-    """Slot, whose sequence number lies at 8 * slot in the arena's first page."""
+    """Slot; it has one event."""
+    @_builtins.property
+    def word(self) -> Global___Extent:
+        """Where in shared memory the slot's sequence number lies (uint64); a reader holds this extent while it copies."""
+
     def __init__(
         self,
         *,
@@ -269,10 +274,11 @@ class CudaExtent(_message.Message):
         session: _builtins.int = ...,
         size: _builtins.int = ...,
         slot: _builtins.int = ...,
+        word: Global___Extent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["word", b"word"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_handle", b"event_handle", "gpu_uuid", b"gpu_uuid", "length", b"length", "memory_handle", b"memory_handle", "offset", b"offset", "sequence", b"sequence", "session", b"session", "size", b"size", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_handle", b"event_handle", "gpu_uuid", b"gpu_uuid", "length", b"length", "memory_handle", b"memory_handle", "offset", b"offset", "sequence", b"sequence", "session", b"session", "size", b"size", "slot", b"slot", "word", b"word"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
