@@ -100,7 +100,8 @@ class Processes:
     def write_roles(self, tasks: Sequence[str]) -> None:
         """The roles' sections with what the launcher adds, as the file that they read."""
         sections: dict[str, Table] = {role: dict(table) for role, table in self.recipe.roles.items()}
-        known = {"tasks": list(tasks)} if tasks else {}
+        known: Table = {"tasks": list(tasks)} if tasks else {}
+        known |= self.recipe.demonstrations(str(self.run.demos) if self.recipe.makes_demos else "")
         sections["learner"] = known | sections["learner"] | {"mode": self.recipe.run.mode}
         self.roles_file.write_text(dumps(sections))
 

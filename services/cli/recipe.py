@@ -18,6 +18,7 @@ from services.cli.sections import DemosSection, EvalSection, RunSection, SftSect
 from services.cli.typed import build
 from services.common.config import check_keys, read_recipe
 from services.common.errors import ConfigError, DvlaError
+from services.policies.families import FLOW, OFT
 
 if TYPE_CHECKING:
     from services.common.config import RoleConfig
@@ -58,8 +59,17 @@ class Recipe:
     def learner(self) -> "LearnerConfig":
         """The learner's configuration; addresses and folders in it mean nothing."""
         tasks = self.roles["learner"].get("tasks") or self.tasks or ("unknown",)
-        owned = dict.fromkeys(("init", "output", "store", "weights"), "unknown")
+        owned: Table = dict.fromkeys(("init", "output", "store", "weights"), "unknown")
+        owned |= self.demonstrations("unknown")
         return cast("LearnerConfig", self.role("learner", **owned, tasks=tuple(tasks), mode=self.run.mode))
+
+    def demonstrations(self, own: str) -> Table:
+        """The learner's `demonstrations` where the recipe leaves them out: the warm start's, `own` being its folder."""
+        learner = self.roles["learner"]
+        if not learner.get("demo_weight") or learner.get("demonstrations"):
+            return {}
+        folder = self.sft.demos or own
+        return {"demonstrations": (folder,)} if folder else {}
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -154,6 +164,8 @@ def check_together(recipe: Recipe) -> None:
     for role in ("rollout", "store", "weights"):
         recipe.role(role)
     policy = _check_policy(recipe)
+    if not learner.groups and policy.family in (OFT, FLOW) and not policy.value_head:
+        raise ConfigError(f"[learner] algorithm = {learner.algorithm!r} needs values; set [policy] value_head = true")
     for task, _ in learner.task_shares:
         if recipe.tasks and task not in recipe.tasks:
             raise ConfigError(f"[learner] tasks names {task!r}; [sim] tasks serves only {', '.join(recipe.tasks)}")

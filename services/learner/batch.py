@@ -42,8 +42,8 @@ class Batch:
 
     @property
     def informative(self) -> bool:
-        """False if no row has a gradient: all advantages are exactly 0."""
-        return bool(self.advantage.any())
+        """False if no row has a gradient: all advantages are exactly 0, and no value has anything to learn."""
+        return self.values is not None or bool(self.advantage.any())
 
     def select(self, index: Tensor) -> "Batch":
         """Only these rows; groups and members stay."""

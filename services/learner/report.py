@@ -9,8 +9,9 @@ from services.learner.batch import Batch
 def batch_metrics(batch: Batch) -> dict[str, float]:
     """Episode, advantage and staleness metrics of a batch; masked actions count nowhere.
 
-    success, success_at_end, return, episode_steps: means over the trained episodes, which are those left after
-    the store's filter. env_steps: control steps executed. advantage_*: over rows, weighed by their valid actions.
+    success_trained (also for each task), success_at_end_trained, return, episode_steps: means over the trained
+    episodes, which are those left after the store's filter. env_steps: control steps executed. advantage_*: over
+    rows, weighed by their valid actions.
     """
     rows = batch.rows
     valid = rows.mask.sum(1).double().cpu()  # (N,)
@@ -35,7 +36,15 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "staleness_mean": float(batch.staleness.double().mean()),
         "staleness_max": float(batch.staleness.max()),
         "chunks_rolled_back": float(batch.rolled_back.sum()),
-    }
+    } | _per_task(batch)
+
+
+def _per_task(batch: Batch) -> dict[str, float]:
+    """Success of the trained episodes of each task."""
+    outcomes: dict[str, list[float]] = {}
+    for group in batch.groups:
+        outcomes.setdefault(group.task, []).extend(float(member.success_once) for member in group.members)
+    return {f"success_trained/{task}": _average(values) for task, values in outcomes.items()}
 
 
 def staleness_histogram(batch: Batch) -> list[int]:

@@ -62,6 +62,9 @@ BAD = [
     ({"learner": {"group_size": 1}}, "[learner] learner setting group_size = 1; expected 2 or more"),
     ({"learner": {"groups_per_update": 0}}, "groups_per_update = 0"),
     ({"learner": {"group_size": 4, "groups_per_update": 2, "minibatches": 9}}, "minibatches = 9; expected at most"),
+    ({"learner": {"algorithm": "ppo"}}, "[learner] algorithm = 'ppo' needs values; set [policy] value_head = true"),
+    ({"learner": {"algorithm": "rloo", "clip_low": 0.1}}, "clip_low = 0.1; expected no such setting unless"),
+    ({"learner": {"reward_range": ["a"]}}, "[learner] reward_range = 'a'; expected a number"),
     ({"learner": {"learning_rate": "fast"}}, "[learner] learning_rate = 'fast'; expected a number"),
     ({"learner": {"staleness": 2}, "run": {"mode": "sync"}}, "staleness = 2; expected 0 in mode sync"),
     ({"learner": {"tasks": ["mirror"]}}, "[learner] tasks names 'mirror'; [sim] tasks serves only reach"),
@@ -142,3 +145,11 @@ def test_a_simulator_of_your_own_takes_the_place_of_the_built_in_one() -> None:
     assert away.run.sim_address == "10.0.0.2:7431"
     assert away.run.sim_class == ""
     assert recipe(run={"sim": "unix:/tmp/s.sock"}).run.sim_address == "unix:/tmp/s.sock"
+
+
+def test_the_imitation_loss_reads_the_demonstrations_of_the_warm_start() -> None:
+    assert recipe(learner={"demo_weight": 0.1}).demonstrations("runs/a/demos") == {"demonstrations": ("runs/a/demos",)}
+    given = recipe(learner={"demo_weight": 0.1, "demonstrations": ["x"]})
+    assert given.demonstrations("runs/a/demos") == {}
+    assert given.learner.demonstrations == ("x",)
+    assert recipe().demonstrations("runs/a/demos") == {}

@@ -103,7 +103,7 @@ def test_half_masked_batch_gives_hand_computed_metrics() -> None:
     assert metrics["advantage_std"] == pytest.approx(unit * (1 - 0.2**2) ** 0.5, rel=1e-5)
     assert metrics["env_steps"] == 10
     assert metrics["episode_steps"] == 5
-    assert metrics["success_trained"] == 0.5
+    assert metrics["success_trained"] == metrics["success_trained/reach"] == 0.5
     assert metrics["chunks"] == 4
 
 

@@ -10,12 +10,15 @@ import torch
 
 from services.common.errors import ConfigError
 from services.learner.batch import Batch, build_batch
+from services.learner.checkpoint import read_checkpoint
+from services.learner.durable import newest_folder
 from services.learner.episodes import prepare_group
 from services.learner.imitation import Imitation
 from services.learner.informative import informative_rows
 from services.learner.lineage import Lineage
 from services.learner.update import Updater
 from services.policies.base import Policy
+from services.policies.checkpoint import load_checkpoint
 from services.policies.demodata import write_shard
 from tests.learner.data import (
     FAMILIES,
@@ -176,3 +179,19 @@ def test_settings_that_a_policy_would_ignore_are_refused() -> None:
         with pytest.raises(ConfigError, match=message):
             Updater(policy, small_config(**settings))
     Updater(small_policy("tiny-flow", flow_method="noise"), small_config(entropy_bonus=0.1))
+
+
+def test_the_average_is_a_policy_in_every_checkpoint_and_goes_on_after_a_restart(make_bench: Any) -> None:
+    bench = make_bench(average=0.5, updates=4, algorithm="rloo")
+    assert bench.run(stop_after=2)
+    newest = newest_folder(bench.folder / "run" / "checkpoints")
+    assert newest is not None
+    saved = read_checkpoint(newest)
+    averaged = load_checkpoint(newest / "average")
+    assert same_weights(weights_of(averaged), dict(saved.average))
+    assert not same_weights(weights_of(averaged), weights_of(saved.policy))
+    loop = bench.learner()
+    assert loop._updater.average is not None
+    assert same_weights(loop._updater.average.state(), dict(saved.average))
+    assert bench.run()
+    bench.assert_exactly_once()

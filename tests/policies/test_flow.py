@@ -94,3 +94,23 @@ def test_a_chain_is_scored_by_sum_or_mean_of_its_terms() -> None:
     record = act(mean, inputs, [0, 1, 2, 3]).record
     terms = summed.evaluate(inputs, record).log_prob
     assert torch.allclose(mean.evaluate(inputs, record).log_prob * 5, terms, atol=1e-5)
+
+
+def test_fpo_scores_minus_the_mean_flow_loss_at_the_recorded_draws() -> None:
+    policy = make_policy(family="tiny-flow", flow_method="fpo", flow_samples=3)
+    inputs = inputs_for(policy, 4)
+    act = policy.act(inputs, "train", RowNoise(keys(4)))
+    record = act.record
+    assert torch.equal(record["action"], act.actions)
+    context, _ = policy._read(inputs)  # type: ignore[operator]
+    loss = torch.zeros(4)
+    for draw in range(3):
+        time, noise = record["time"][:, draw], record["noise"][:, draw]
+        at = time[:, None, None]
+        noisy = at * noise + (1 - at) * act.actions
+        velocity = policy._velocity(noisy, context, policy.expert.modulations(time))  # type: ignore[operator, union-attr]
+        loss += (velocity - (noise - act.actions)).square().mean((1, 2)).detach() / 3
+    torch.testing.assert_close(act.log_prob.sum((1, 2)), -loss, rtol=1e-4, atol=1e-5)
+    assert policy.spec.chunk_only
+    assert policy.spec.ratio_level == "chunk"
+    assert not policy.spec.has_entropy

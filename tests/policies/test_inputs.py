@@ -10,6 +10,7 @@ from tests.policies.toys import HEADS, INSTRUCTION, STATE, inputs_for, keys, mak
 
 
 def test_images_span_exactly_minus_one_to_one() -> None:
+    """S07: black, white and a gradient; never outside, never scaled twice."""
     black, white = torch.zeros(1, 4, 4, 3, dtype=torch.uint8), torch.full((1, 4, 4, 3), 255, dtype=torch.uint8)
     assert scale_image(black).unique().tolist() == [-1.0]
     assert scale_image(white).unique().tolist() == [1.0]
@@ -19,7 +20,7 @@ def test_images_span_exactly_minus_one_to_one() -> None:
 
 
 def test_images_reach_the_network_upright_and_unpadded() -> None:
-    """A bright corner shows up in the patch token of that corner, and in no other."""
+    """S07: a bright corner shows up in the patch token of that corner, and in no other."""
     policy = make_policy(**HEADS["oft-rgb"])
     assert isinstance(policy, TinyPolicy)
     stem = policy.backbone.embedding.stem
@@ -47,6 +48,7 @@ def test_images_reach_the_network_upright_and_unpadded() -> None:
     ids=["channels first", "float", "not square", "too large", "too few rows", "four channels"],
 )
 def test_wrong_frames_are_refused_with_the_expected_shape(image: np.ndarray) -> None:
+    """S07: never a silent cast, transpose or resize."""
     policy = make_policy(**HEADS["oft-rgb"])
     observation = {"state": np.zeros((2, STATE), np.float32), "rgb/top": image}
     with pytest.raises(InvalidInput, match=r"rgb/top is .*expected uint8\(2, 16, 16, 3\)"):

@@ -29,6 +29,7 @@ def demonstrations() -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_flat_dimensions_are_floored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """S08: bounded normalised values and an exact inverse, whatever a dimension's spread."""
     states, actions = demonstrations()
     normaliser = Normaliser(STATE, ACTION)
     with caplog.at_level(logging.WARNING):
@@ -43,6 +44,7 @@ def test_flat_dimensions_are_floored_with_a_warning(caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("head", [{"family": "tiny-oft"}, {"family": "tiny-flow"}, {"action_norm": "meanstd"}])
 def test_a_training_step_on_flat_dimensions_is_finite(head: dict[str, Any]) -> None:
+    """S08."""
     policy = make_policy(**head)
     states, actions = demonstrations()
     fit_normalisation(policy, states, actions)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -86,3 +88,14 @@ def test_demonstrations_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="batch"):
         SftConfig(batch=0)
     assert make_config().action_dim == ACTION
+
+
+@pytest.mark.parametrize(
+    "change", [{"steps": 4}, {"batch": 8}, {"lr": 1e-4}, {"weight_decay": 0.5}, {"clip": 0.01}, {"seed": 1}]
+)
+def test_every_setting_of_imitation_changes_the_clone(change: dict[str, Any]) -> None:
+    demos, clones = make_demos(), []
+    for settings in ({}, change):
+        policy = train_sft(make_policy(), demos, SftConfig(**({"steps": 3, "batch": 4} | settings)))
+        clones.append(torch.cat([tensor.flatten() for tensor in policy.trainable_state().values()]))
+    assert not torch.equal(clones[0], clones[1])

@@ -30,6 +30,7 @@ async def results(run: Harness, evaluation: str = "at-3", wait: float = 0.0) -> 
 
 @pytest.mark.parametrize("workers", [1, 3, 8])
 async def test_each_episode_runs_once_also_when_a_worker_is_lost(open_run: OpenRun, clock: Clock, workers: int) -> None:
+    """S04: W workers, one lost on the way: each seed is used exactly once."""
     run = await open_run()
     await start(run, 24, seed=5000)
     assert len(await run.jobs(5, None, "lost")) == 5

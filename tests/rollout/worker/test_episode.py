@@ -67,6 +67,7 @@ def test_the_final_observation_travels_where_it_was_kept() -> None:
 
 
 def test_a_success_that_is_lost_again_counts_once_but_not_at_the_end() -> None:
+    """S38."""
     end = make_outcome(executed=2, truncated=True)
     lost = facts(played((make_chunk(), make_outcome(success=[1])), (make_chunk(), end)), "success", "toy x1", "w")
     assert (lost.success_once, lost.success_at_end, lost.score) == (True, False, 1.0)
