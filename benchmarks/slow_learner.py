@@ -2,8 +2,8 @@
 
     python -m benchmarks.slow_learner [--minutes 60] [--quick] [--json FILE] [--plot docs/slow-learner.png]
 
-A run of the toy recipe, all roles as real processes; its learner does several epochs, so that it is busy, and its policy
-barely changes, so that groups keep their signal. Then the learner is stopped nine tenths of the time. Memory is
+A run of the toy recipe, all roles as real processes; its learner does several epochs, so that it is busy, and its
+policy barely changes, so that groups keep their signal. Then the learner is stopped nine tenths of the time. Memory is
 each role's own (private and shared pages in proportion, PSS), its children included.
 """
 
