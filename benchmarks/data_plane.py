@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common import QUIET, Report, busy_cores, end_in_order, machine
+from benchmarks.data_plane_store import store
 from benchmarks.data_plane_turns import bulk, hand_over, turns
 from services.common.server import configure_logging
 
@@ -28,6 +29,7 @@ PARTS: dict[str, Callable[[Report, Plan], None]] = {
     "turns": lambda report, given: turns(report, given.rounds, given.count),
     "hand-over": lambda report, given: hand_over(report, given.rounds, min(200, given.count)),
     "bulk": lambda report, given: bulk(report, 2 * given.rounds),
+    "store": lambda report, given: store(report, given.rounds, 2 * given.count),
 }
 
 

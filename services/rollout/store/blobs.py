@@ -90,8 +90,10 @@ class BlobWriter(Upload):
         self._chunks += 1
 
         async def write() -> None:
+            if first and self._link.cluster:  # on another node, so it must be there before
+                await self._link.client.zadd(pending_key(self._run), {self.name: 0}, nx=True)
             async with self._link.client.pipeline(transaction=False) as pipe:
-                if first:
+                if first and not self._link.cluster:
                     pipe.zadd(pending_key(self._run), {self.name: 0}, nx=True)
                 pipe.set(key, chunk)
                 await pipe.execute()
@@ -127,8 +129,10 @@ async def delete_blobs(link: RedisLink, run: str, blobs: Iterable[str]) -> None:
 
     async def delete() -> None:
         async with link.client.pipeline(transaction=False) as pipe:
-            for blob in names:
-                pipe.unlink(*chunk_keys(blob))
+            for key in [key for blob in names for key in chunk_keys(blob)]:
+                pipe.execute_command("UNLINK", key)  # `unlink` of a cluster's pipeline is not queued
+            await pipe.execute()
+        async with link.client.pipeline(transaction=False) as pipe:
             pipe.srem(garbage_key(run), *names)
             pipe.zrem(pending_key(run), *names)
             await pipe.execute()
@@ -139,4 +143,11 @@ async def delete_blobs(link: RedisLink, run: str, blobs: Iterable[str]) -> None:
 async def present(link: RedisLink, blobs: Iterable[str]) -> bool:
     """True if every chunk of these blobs is there."""
     keys = [key for blob in blobs for key in chunk_keys(blob)]
-    return not keys or await link.retrying("looking for bytes", lambda: link.client.exists(*keys)) == len(keys)
+
+    async def look() -> bool:
+        async with link.client.pipeline(transaction=False) as pipe:  # they spread over a cluster
+            for key in keys:
+                pipe.execute_command("EXISTS", key)
+            return all(await pipe.execute())
+
+    return not keys or await link.retrying("looking for bytes", look)

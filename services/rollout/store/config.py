@@ -23,9 +23,16 @@ class StoreConfig(RoleConfig):
     listen: str = "127.0.0.1:50052"
 
     redis: str = "redis://127.0.0.1:6379/0"
-    """Redis 6.2 or newer, or Valkey: unix:///path/to.sock, redis://host:port/db or rediss://host:port/db (TLS)."""
+    """Redis 6.2 or newer, or Valkey: unix:///path/to.sock, redis://host:port/db or rediss://host:port/db (TLS). For a
+    cluster, the address of any of its nodes."""
     redis_password_file: str = ""
     """File with the password of Redis; empty if it is part of `redis` or there is none."""
+    redis_ca: str = ""
+    """PEM certificate authority that signed the certificate of Redis (rediss://). Default: the system's authorities."""
+    redis_cert: str = ""
+    """PEM certificate to show to a Redis that asks for one."""
+    redis_key: str = ""
+    """PEM private key of redis_cert."""
     redis_patience_seconds: float = 10.0
     """Time for which a lost Redis is waited for before calls fail with UNAVAILABLE."""
 
@@ -48,6 +55,10 @@ class StoreConfig(RoleConfig):
             raise ConfigError(
                 f"redis = {redacted(self.redis)!r}; expected unix:///path, redis://host:port/db or rediss://host:port/db"
             )
+        if (self.redis_ca or self.redis_cert) and not self.redis.startswith("rediss://"):
+            raise ConfigError(f"redis_ca and redis_cert are for rediss:// addresses, not {redacted(self.redis)!r}")
+        if bool(self.redis_cert) != bool(self.redis_key):
+            raise ConfigError("redis_cert and redis_key come together; one of them is missing")
         if not 0 < self.redis_patience_seconds <= 600:
             raise ConfigError(f"redis_patience_seconds = {self.redis_patience_seconds}; expected above 0, at most 600")
         if self.bytes_in not in BYTES_IN:
@@ -62,6 +73,14 @@ class StoreConfig(RoleConfig):
         host, _, port = self.listen.rpartition(":")
         wildcard = host in ("0.0.0.0", "[::]", "*")
         return self.advertise or (f"{socket.gethostname()}:{port}" if wildcard else self.listen)
+
+    def redis_tls(self) -> dict[str, str]:
+        """Files for a TLS connection to Redis, as the driver names them. Raises ConfigError if one is missing."""
+        files = {"ssl_ca_certs": self.redis_ca, "ssl_certfile": self.redis_cert, "ssl_keyfile": self.redis_key}
+        for path in filter(None, files.values()):
+            if not Path(path).is_file():
+                raise ConfigError(f"TLS file {path!r} of Redis does not exist")
+        return {name: path for name, path in files.items() if path}
 
     def redis_password(self) -> str:
         """The password of Redis, empty for none."""

@@ -18,10 +18,11 @@ class InspectionCalls(RunCalls):
         """All runs that are not over, or one run; NotFound if that is not there."""
         names = [check_name("run", request.run)] if request.run else await self.runs()
         wanted = min(request.groups or _GROUPS, _MOST_GROUPS)
-        info: Any = await self.link.retrying("INFO server", lambda: self.link.client.info("server"))
+        info, *others = await self.link.info("server")
         response = store_pb2.InspectResponse(
             runs=[await self._inspect_run(name, wanted) for name in names],
-            redis=f"{self.link.address}, version {info['redis_version']}",
+            redis=f"{self.link.address}, version {info['redis_version']}"
+            + (f", a cluster of {1 + len(others)} primaries" if self.link.cluster else ""),
         )
         arenas: dict[str, store_pb2.ArenaInspection] = {}
         for name in names:

@@ -15,7 +15,10 @@ _SAMPLE_SECONDS = 0.05
 
 
 class MemoryGauge:
-    """Samples `INFO memory` at most every 50 ms and adds what this replica wrote since. Bytes; limit 0 for none."""
+    """Of the fullest node in a cluster.
+
+    Samples `INFO memory` at most every 50 ms and adds what this replica wrote since. Bytes; limit 0 for none.
+    """
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link
@@ -33,9 +36,11 @@ class MemoryGauge:
         """Share of the limit in use, 0 without a limit. Raises Unsupported if Redis may evict keys by now."""
         if fresh or time.monotonic() - self._sampled_at > _SAMPLE_SECONDS:
             self._sampled_at, self._written = time.monotonic(), 0  # first, so that one caller samples
-            info = await self._link.retrying("INFO memory", lambda: self._link.client.info("memory"))
-            check_policy(str(info["maxmemory_policy"]))
-            self._used, self.limit = int(info["used_memory"]), int(info["maxmemory"])
+            nodes = await self._link.info("memory")
+            for info in nodes:
+                check_policy(str(info["maxmemory_policy"]))
+            fullest = max(nodes, key=lambda info: int(info["used_memory"]) / (int(info["maxmemory"]) or 2**62))
+            self._used, self.limit = int(fullest["used_memory"]), int(fullest["maxmemory"])
         return self.used / self.limit if self.limit else 0.0
 
     async def full(self, length: int) -> bool:

@@ -10,12 +10,13 @@ swallow the cancellation of a task, and then a role never ends.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import structlog
 from redis import exceptions
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -29,7 +30,10 @@ OLDEST_REDIS = (6, 2)
 COMMAND_SECONDS = 5.0
 """Longest wait for the reply of one command; scripts take well under a millisecond."""
 _READ_BYTES = 1024 * 1024  # twice as fast as the default for replies of a megabyte
-_LOST = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, TimeoutError)
+_LOST = (
+    *(exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, TimeoutError),
+    *(exceptions.RedisClusterException, exceptions.ClusterDownError),
+)
 _REFUSALS = ("MISCONF", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY ")
 
 
@@ -37,19 +41,29 @@ class RedisLink:
     """A pool of connections to one Redis for commands.
 
     url: unix:///path, redis://host:port/db or rediss://host:port/db (TLS). password: overrides that of the url.
-    patience: seconds for which a lost connection is re-tried before a call fails with Unavailable.
+    patience: seconds for which a lost connection is re-tried before a call fails with Unavailable. tls: certificate
+    files for rediss://, by the driver's names. A cluster is found out by `check`.
     """
 
-    def __init__(self, url: str, password: str = "", patience: float = 10.0, connections: int = 64) -> None:
+    def __init__(
+        self,
+        url: str,
+        password: str = "",
+        patience: float = 10.0,
+        connections: int = 64,
+        tls: Mapping[str, str] | None = None,
+    ) -> None:
         self.url = url
         self.address = redacted(url)  # the only form that may be shown
         self._password = password
+        self._tls = dict(tls or {})
         self._patience = patience
-        self.client = self.new_client(connections)
+        self.cluster = False
+        self.client: Any = self.new_client(connections)
 
     def new_client(self, connections: int = 1) -> Redis:
         """A client with connections of its own, such as for a subscription. Its calls need a deadline each."""
-        options: dict[str, Any] = {"password": self._password} if self._password else {}
+        options: dict[str, Any] = self._options()
         try:
             pool = BlockingConnectionPool.from_url(
                 self.url,
@@ -85,6 +99,32 @@ class RedisLink:
         if version < OLDEST_REDIS:
             raise Unsupported(f"Redis at {self.address} is {info['redis_version']}; expected 6.2 or newer, or Valkey")
         check_policy(str(info["maxmemory_policy"]))
+        if int(info.get("cluster_enabled", 0)) and not self.cluster:
+            await self.client.aclose()
+            self.client, self.cluster = self._new_cluster_client(), True
+            for facts in await self.info("memory"):
+                check_policy(str(facts["maxmemory_policy"]))
+
+    async def info(self, section: str) -> list[dict[str, Any]]:
+        """INFO of this Redis, of a cluster that of each of its primaries."""
+        if not self.cluster:
+            return [await self.retrying(f"INFO {section}", lambda: self.client.info(section))]
+        nodes = RedisCluster.PRIMARIES
+        found = await self.retrying(f"INFO {section}", lambda: self.client.info(section, target_nodes=nodes))
+        return [found] if "redis_version" in found or "used_memory" in found else list(found.values())
+
+    def _options(self) -> dict[str, Any]:
+        return ({"password": self._password} if self._password else {}) | self._tls
+
+    def _new_cluster_client(self) -> RedisCluster:
+        """Follows slots to their nodes. Its own repetitions are harmless: all our commands are idempotent."""
+        return RedisCluster.from_url(
+            self.url,
+            socket_timeout=None,
+            socket_connect_timeout=2.0,
+            protocol=2,
+            **self._options(),
+        )
 
     async def retrying(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         """Await `call()`, an idempotent one, again while the connection is lost; bounded backoff and time."""
@@ -112,7 +152,8 @@ class RedisLink:
     async def close(self) -> None:
         """Close all connections."""
         await self.client.aclose()
-        await self.client.connection_pool.disconnect()
+        if not self.cluster:
+            await self.client.connection_pool.disconnect()
 
 
 def _unauthorised(error: Exception) -> bool:

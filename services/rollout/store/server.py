@@ -29,7 +29,9 @@ class StoreServer:
 
     def __init__(self, config: StoreConfig) -> None:
         self.telemetry = Telemetry("store", config.replica("store"))
-        self._link = RedisLink(config.redis, config.redis_password(), config.redis_patience_seconds)
+        self._link = RedisLink(
+            config.redis, config.redis_password(), config.redis_patience_seconds, tls=config.redis_tls()
+        )
         depot = None
         if config.bytes_in != "redis":
             depot = Depot(config.shared_folder, config.bytes_in == "shm", config.arena_bytes)

@@ -223,7 +223,8 @@ async def test_a_learner_that_died_before_it_said_what_it_trained(open_run: Open
     await run.trained(2, [2])
 
 
-async def test_five_crashes_in_a_run_train_every_group_once(open_run: OpenRun) -> None:
+@pytest.mark.every_server
+async def test_s29_five_crashes_in_a_run_train_every_group_once(open_run: OpenRun) -> None:
     """Killed at any instant between lease, update, report, checkpoint and ack (S29)."""
     chance = Random(29)
     run = await open_run(group_size=2, groups_per_update=2, staleness=1, total_updates=40)

@@ -21,7 +21,8 @@ async def wipe(run: Harness) -> None:
     await redis.delete(*keys)
 
 
-async def test_a_run_goes_on_in_an_empty_redis(open_run: OpenRun) -> None:
+@pytest.mark.every_server
+async def test_s19_a_run_goes_on_in_an_empty_redis(open_run: OpenRun) -> None:
     run = await open_run(staleness=1)
     await run.open(floor=4)  # epoch 5
     await run.fill(4)
@@ -48,7 +49,7 @@ async def test_an_epoch_that_redis_never_granted_means_that_it_lost_its_data(ope
         await run.lease(epoch=3)
 
 
-async def test_learners_racing_in_an_empty_redis(open_run: OpenRun, clock: Clock) -> None:
+async def test_s19_learners_racing_in_an_empty_redis(open_run: OpenRun, clock: Clock) -> None:
     """Each gets an epoch of its own, the group of consumers is made once, and only the last one is served."""
     run = await open_run()
     url = run.store.link.url
@@ -63,18 +64,19 @@ async def test_learners_racing_in_an_empty_redis(open_run: OpenRun, clock: Clock
         await racer.store.close()
 
 
-async def test_a_trimmed_stream_loses_nothing(open_run: OpenRun) -> None:
-    """Entries are only pointers: 10 unacked and 10 undelivered ones are trimmed, the consumer crashes (S18)."""
-    run = await open_run(groups_per_update=20, staleness=1)
-    await run.fill(20)
-    assert len(await run.leased(10)) == 10
+@pytest.mark.every_server
+async def test_s18_a_trimmed_stream_loses_nothing(open_run: OpenRun) -> None:
+    """S18: 50 unacked and 10 undelivered entries are trimmed, the consumer crashes; they were only pointers."""
+    run = await open_run(groups_per_update=60, staleness=1)
+    await run.fill(60)
+    assert len(await run.leased(50)) == 50
     redis, stream = run.store.link.client, f"dvla:{{{run.run}}}:stream"
     await redis.xtrim(stream, maxlen=0, approximate=False)
     await run.open(floor=run.epoch)
-    assert await run.leased() == list(range(1, 21))
+    assert await run.leased() == list(range(1, 61))
     pending = await redis.xpending(stream, "learners")
-    assert pending["pending"] == 20
-    await run.trained(1, range(1, 21))
+    assert pending["pending"] == 60
+    await run.trained(1, range(1, 61))
     await run.ack(1)
     assert (await redis.xpending(stream, "learners"))["pending"] == 0
     assert await run.counter("lost") == 0

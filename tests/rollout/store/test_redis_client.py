@@ -1,6 +1,7 @@
 """The connection to Redis: lost replies, idle reads, absence, wrong addresses and passwords."""
 
 import asyncio
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +27,11 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-async def test_lost_replies_double_nothing(redis_server: RedisServer, folder: Path, clock: Clock) -> None:
-    """1 in 20 replies to any script call is lost after it was executed (S15)."""
+@pytest.mark.every_server
+async def test_s15_lost_replies_double_nothing(redis_server: RedisServer, folder: Path, clock: Clock) -> None:
+    """S15: 1,000 uploads; 1 in 20 replies to any script call is lost after it was executed."""
     chance = Random(15)
-    spec = make_spec(group_size=2, groups_per_update=4, staleness=1, total_updates=25)
+    spec = make_spec(group_size=10, groups_per_update=4, staleness=1, total_updates=25)
     async with SwallowingProxy(
         folder / "p.sock", redis_server.socket, lambda data: b"EVALSHA" in data and chance.random() < 0.05
     ) as proxy:
@@ -38,7 +40,7 @@ async def test_lost_replies_double_nothing(redis_server: RedisServer, folder: Pa
         trained: list[int] = []
         update, held = 0, []
         while update < 25:
-            for job in await run.jobs(6, update):
+            for job in await run.jobs(40, update):
                 await run.append(job, float(job.key.member), update)
             held += await run.lease_from_cursor()
             if len(held) >= 4:
@@ -49,15 +51,17 @@ async def test_lost_replies_double_nothing(redis_server: RedisServer, folder: Pa
         stats = await run.stats()
         assert proxy.swallowed > 10
         assert trained == list(range(1, 101))
-        assert stats.counters["accepted"] == stats.counters["trained_episodes"] + 2 * stats.complete_groups
+        assert stats.counters["trained_episodes"] == 1000
+        assert stats.counters["accepted"] == 1000 + 10 * stats.complete_groups
         assert (stats.counters["superseded"], stats.counters["expired"]) == (0, 0)
         await run.store.close()
 
 
-async def test_idle_reads_neither_fail_nor_reconnect(
+@pytest.mark.every_server
+async def test_s16_idle_reads_neither_fail_nor_reconnect(
     redis_server: RedisServer, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Silence for many ping intervals: one subscription, no error, and then the first group at once (S16)."""
+    """S16: silence for many ping intervals; one subscription, no error, and then the first group at once."""
     monkeypatch.setattr("services.rollout.store.waiting._PING_SECONDS", 0.1)
     store = new_store(redis_server.url, clock)
     run = Harness(store, clock, make_spec(group_size=1))
@@ -97,6 +101,27 @@ async def test_calls_fail_with_unavailable_while_redis_is_away_and_work_again(
             await call
     server.start()
     assert len(await run.jobs(2)) == 2
+    await run.store.close()
+
+
+async def test_a_frozen_redis_ends_no_call_for_ever_and_loses_nothing(
+    start_redis: StartRedis, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped, it accepts connections and answers nothing; woken, it executes what it was sent, also repeated calls."""
+    monkeypatch.setattr("services.rollout.store.redis_client.COMMAND_SECONDS", 0.2)
+    server = start_redis()
+    run = Harness(new_store(server.url, clock, patience=0.5), clock, make_spec())
+    await run.open()
+    first, second = await run.jobs(2)
+    server.signal(signal.SIGSTOP)
+    with pytest.raises(Unavailable, match="no answer in time"):
+        await run.append(first, 0.0)
+    server.signal(signal.SIGCONT)
+    await run.append(first, 0.0)
+    await run.append(second, 1.0)
+    (group,) = await run.lease()
+    assert await run.fetch(group.claims) == [repr(name(job)).encode() for job in (first, second)]
+    assert await run.counter("accepted") == 2
     await run.store.close()
 
 

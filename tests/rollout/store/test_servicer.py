@@ -73,7 +73,7 @@ async def next_jobs(stub: Stub, run: str, count: int = 1, wait: float = 0.0) -> 
     return await stub.NextJobs(request, timeout=wait + 10)
 
 
-async def test_a_60_megabyte_rollout_goes_through_and_comes_back(stub: Stub) -> None:
+async def test_s20_a_60_megabyte_rollout_goes_through_and_comes_back(stub: Stub) -> None:
     run, epoch = await open_run(stub, group_size=1)
     (job,) = (await next_jobs(stub, run)).jobs
     data = os.urandom(2**20) * 60

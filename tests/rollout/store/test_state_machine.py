@@ -335,6 +335,7 @@ class StoreHistory(RuleBasedStateMachine):
 
 
 @pytest.mark.redis
+@pytest.mark.every_server
 def test_random_histories_lose_and_double_nothing(redis_server: RedisServer) -> None:
     class Here(StoreHistory):
         url = redis_server.url
