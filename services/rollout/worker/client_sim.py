@@ -135,6 +135,14 @@ class Session:
 
     async def advance(self, resets: Sequence[Reset], slots: Sequence[int], actions: FloatArray | None) -> Turn:
         """Reset some slots, advance others by their chunk of actions [n, C, D]; returns when all are done."""
+        reply, arrays = await self.exchange(resets, slots, actions)
+        chunk = (0, 0) if actions is None else (actions.shape[1], actions.shape[2])
+        return read_turn(reply, arrays, self._tensors, [reset.slot for reset in resets], slots, chunk)
+
+    async def exchange(
+        self, resets: Sequence[Reset], slots: Sequence[int], actions: FloatArray | None
+    ) -> tuple[sim_pb2.Advanced, dict[str, Array]]:
+        """The same turn, its reply as it came: views of tensors that are valid until the next turn."""
         request = sim_pb2.Advance(slots=slots)
         for reset in resets:
             request.reset.add(
@@ -144,17 +152,15 @@ class Session:
                 seed=reset.seed,
                 end_on_success=reset.end_on_success,
             )
-        rest, chunk = memoryview(b""), (0, 0)
+        rest = memoryview(b"")
         if actions is not None:
-            chunk = (actions.shape[1], actions.shape[2])
             payload, rest = codec.encode({"action": actions})
             request.actions.CopyFrom(payload)
         await self._write(sim_pb2.SessionRequest(advance=request))
         for frame in codec.frames(rest):
             await self._write(sim_pb2.SessionRequest(frame=frame))
         reply = (await self._reply("advanced", TURN_SECONDS)).advanced
-        arrays = await self._arrays(reply.payload)
-        return read_turn(reply, arrays, self._tensors, [reset.slot for reset in resets], slots, chunk)
+        return reply, await self._arrays(reply.payload)
 
     async def _arrays(self, payload: common_pb2.Payload) -> dict[str, Array]:
         if payload.WhichOneof("location") == "shm":
