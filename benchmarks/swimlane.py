@@ -90,8 +90,8 @@ class Bench:
 
     def overlap(self) -> None:
         """Sessions in flight and the bounded wait, where simulation and inference take equally long. Emulated."""
-        costs = {"steps": 80, "step_seconds": 0.004, "shortest": 40}
-        policy = {"act_seconds": 0.032, "train_row_seconds": 1e-5}
+        costs = {"steps": 80, "step_seconds": 0.001, "slot_seconds": 0.02 / 32, "shortest": 40}
+        policy = {"act_seconds": 0.008, "act_row_seconds": 0.16 / 32, "train_row_seconds": 1e-5}
         base = {"sim.options": costs, "policy.options": policy, "learner.updates": self.updates}
         for sessions, wait in ((1, 0.0), (2, 0.0), (4, 0.0), (4, 0.01), (4, 0.04)):
             slots = {"sim.sessions": sessions, "rollout.sessions_per_sim": sessions, "sim.slots": 32 // sessions}

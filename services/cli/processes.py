@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.cli.child import ChildSpec, role_command
@@ -89,13 +89,36 @@ class Processes:
     def rollout(self) -> list[ChildSpec]:
         """The rollout workers."""
         arguments = ["--run", self.run.name, "--store", self.address("store"), "--weights", self.address("weights")]
-        for name in self.sims or ("sim",):
-            arguments += ["--sims", self.address(name)]
+        if self.balances:
+            arguments += ["--sims", f"file:{self.sims_file}"]
+        else:
+            for name in self.sims or ("sim",):
+                arguments += ["--sims", self.address(name)]
         return [self._role("rollout", name, *arguments, rank=1) for name in self.rollouts]
 
     def job(self, name: str, *arguments: str, threads: int = 1) -> ChildSpec:
         """A command of `dvla` that runs to its end."""
         return ChildSpec(name, role_command(*arguments), self.run.log(name), threads_environment(threads))
+
+    @property
+    def balances(self) -> bool:
+        """Whether simulators and workers come and go."""
+        return self.recipe.run.balance and bool(self.sims)
+
+    def sized(self, sims: int, rollouts: int) -> "Processes":
+        """The same run with other numbers of simulators and workers."""
+        return replace(self, recipe=replace(self.recipe, run=replace(self.recipe.run, sims=sims, rollouts=rollouts)))
+
+    @property
+    def sims_file(self) -> Path:
+        """Addresses of the simulators, which workers look up again and again."""
+        return self.run.path / "sims.txt"
+
+    def write_sims(self) -> None:
+        """List the simulators, whole or not at all."""
+        partial = self.sims_file.with_suffix(".partial")
+        partial.write_text("\n".join(self.address(name) for name in self.sims) + "\n")
+        partial.replace(self.sims_file)
 
     def write_roles(self, tasks: Sequence[str]) -> None:
         """The roles' sections with what the launcher adds, as the file that they read."""

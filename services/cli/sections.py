@@ -25,6 +25,13 @@ class RunSection:
     """Simulator processes."""
     rollouts: int = 1
     """Rollout workers."""
+    balance: bool = False
+    """Whether simulators and rollout workers are added and stopped during training, one at a time, by what the lanes
+    wait for; a change that makes training slower is taken back."""
+    most_sims: int = 0
+    """Simulators that `balance` may run at most; 0 for as many as there are cores."""
+    most_rollouts: int = 0
+    """Rollout workers that `balance` may run at most; 0 for as many as there are cores."""
     sim: str = ""
     """A simulator of your own in place of the built-in one: module:Class, or the address of one that runs."""
     minutes: float = 0.0
@@ -44,6 +51,8 @@ class RunSection:
             ("seed", 0),
             ("sims", 1),
             ("rollouts", 1),
+            ("most_sims", 0),
+            ("most_rollouts", 0),
             ("minutes", 0),
             ("restart_limit", 1),
             ("solved_episodes", 1),

@@ -90,6 +90,18 @@ class Session:
         self._poller = Poller(self._sample, self._keep)
         self._poller.start()
 
+    def follow(self, name: str, address: str) -> None:
+        """Sample one more role."""
+        if self._client is not None and self._spans is not None:
+            self._client.add(name, address)
+            self._spans.follow(self._client.channels)
+
+    def forget(self, name: str) -> None:
+        """Sample a role no more."""
+        if self._client is not None and self._spans is not None and name in self._client.channels:
+            self._client.drop(name)
+            self._spans.follow(self._client.channels)
+
     def enter(self, stage: str, evaluation: str = "") -> None:
         """A new stage of the run."""
         self._evaluation = evaluation

@@ -73,26 +73,31 @@ class SpanReader:
     """Reads spans from roles, again and again. zero: this machine's monotonic clock when the run began."""
 
     def __init__(self, channels: Mapping[str, grpc.Channel], zero: float) -> None:
-        self._stubs = {name: role_pb2_grpc.RoleServiceStub(channel) for name, channel in channels.items()}
+        self.follow(channels)
         self._peers: dict[str, _Peer] = {}
         self._zero = zero
 
+    def follow(self, channels: Mapping[str, grpc.Channel]) -> None:
+        """Read from these roles from now on."""
+        self._stubs = {name: role_pb2_grpc.RoleServiceStub(channel) for name, channel in channels.items()}
+
     def collect(self) -> list[Span]:
         """What is new since the last call; a role that does not answer is left out until it does."""
-        with ThreadPoolExecutor(min(16, max(1, len(self._stubs)))) as pool:
-            return [span for spans in pool.map(self._ask, self._stubs) for span in spans]
+        stubs = self._stubs
+        with ThreadPoolExecutor(min(16, max(1, len(stubs)))) as pool:
+            return [span for spans in pool.map(self._ask, stubs, stubs.values()) for span in spans]
 
-    def _ask(self, name: str) -> list[Span]:
+    def _ask(self, name: str, stub: role_pb2_grpc.RoleServiceStub) -> list[Span]:
         peer = self._peers.setdefault(name, _Peer())
         asked = time.monotonic()
         try:
-            reply = self._stubs[name].GetSpans(role_pb2.GetSpansRequest(first=peer.first), timeout=ASK_SECONDS)
-        except grpc.RpcError:
-            return []  # it is starting, or gone for the moment
+            reply = stub.GetSpans(role_pb2.GetSpansRequest(first=peer.first), timeout=ASK_SECONDS)
+        except (grpc.RpcError, ValueError):
+            return []  # it is starting, or gone for the moment; ValueError: its channel has just been closed
         heard = time.monotonic()
         if reply.pid != peer.pid and peer.pid:  # another process has taken its place: ask again from its beginning
             self._peers[name] = _Peer(reply.pid)
-            return self._ask(name)
+            return self._ask(name, stub)
         peer.pid = reply.pid
         peer.set_clock(reply, asked, heard)
         return list(peer.read(name, reply, self._zero))

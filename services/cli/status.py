@@ -6,6 +6,7 @@ A role that does not answer is left out of the sample: it is being restarted, or
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 import grpc
@@ -35,10 +36,10 @@ class RunClient:
 
     def ask(self, t: float, stage: str, evaluation: str = "", restarts: Mapping[str, int] | None = None) -> Sample:
         """One sample: every role's status, the store's statistics, the learner's progress."""
-        pending = {
-            name: stub.GetStatus.future(role_pb2.GetStatusRequest(), STATUS_SECONDS)
-            for name, stub in self._roles.items()
-        }
+        pending = {}
+        for name, stub in self._roles.items():
+            with suppress(ValueError):  # it was dropped just now, and its channel closed
+                pending[name] = stub.GetStatus.future(role_pb2.GetStatusRequest(), STATUS_SECONDS)
         store, learner, results = self._store(), self._learner(), self._evaluation(evaluation)
         roles = {}
         for name, future in pending.items():
@@ -47,6 +48,19 @@ class RunClient:
                 roles[name] = _role(reply)
                 self.facts[name] = dict(reply.facts)
         return Sample(t, stage, roles, store, learner, results, dict(restarts or {}))
+
+    def add(self, name: str, address: str) -> None:
+        """Ask one more role. From any thread."""
+        channel = open_channel(address)
+        self.channels = {**self.channels, name: channel}
+        self._roles = {**self._roles, name: role_pb2_grpc.RoleServiceStub(channel)}
+
+    def drop(self, name: str) -> None:
+        """Ask this role no more. From any thread."""
+        channel = self.channels[name]
+        self.channels = {other: kept for other, kept in self.channels.items() if other != name}
+        self._roles = {other: stub for other, stub in self._roles.items() if other != name}
+        channel.close()
 
     def close(self) -> None:
         """Close all channels."""

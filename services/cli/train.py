@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.cli.balancing import Balancer
 from services.cli.board import Board
 from services.cli.control import Control
 from services.cli.evaluate import run_evaluation
@@ -35,6 +36,7 @@ class Training:
         self.control = Control(run.name, processes.model, self.addresses)
         self.updates = recipe.learner.updates
         self.tasks: Sequence[str] = ()
+        self.balancer = Balancer(processes, session)
 
     def execute(self) -> str:
         """All stages; returns the final line."""
@@ -69,6 +71,8 @@ class Training:
         """Start all roles that need no policy, so that they are up when the warm start is made."""
         processes = self.processes
         processes.write_roles(self.recipe.tasks)
+        if processes.balances:
+            processes.write_sims()
         workers = [processes.store(), processes.weights(), *processes.rollout()]
         self.session.start([processes.redis(), *processes.sim(), *workers])
 
@@ -117,6 +121,7 @@ class Training:
         solved, told = Solved(self.recipe.run.solved, self.recipe.run.solved_episodes), False
         while True:
             self.session.wait(0.25)
+            self.balancer.step()
             if self.session.finished("learner"):
                 if told or self.session.until(self.updates_done, START_SECONDS, "the store") >= self.updates:
                     return
@@ -140,7 +145,7 @@ class Training:
         if not self.recipe.eval.videos or any(self.run.videos.glob("*.mp4")):
             return
         self.session.enter("videos")
-        self.session.stop(["learner", *self.processes.rollouts])
+        self.session.stop(["learner", *self.balancer.processes.rollouts])
         sim, policy = self.processes.address(self.processes.first_sim), str(self.run.newest_policy())
         try:
             self.job("record", "--sim", sim, "--policy", policy, "--out", str(self.run.videos))

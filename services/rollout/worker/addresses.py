@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 import structlog
 
@@ -10,9 +11,15 @@ log = structlog.get_logger()
 
 
 async def resolve(sims: Sequence[str]) -> list[str]:
-    """All simulator addresses now, sorted. "dns:host:port" becomes one address per record of that name."""
+    """All simulator addresses now, sorted.
+
+    "dns:host:port" becomes one address per record of that name, "file:path" one per line of that file.
+    """
     found: set[str] = set()
     for sim in sims:
+        if sim.startswith("file:"):
+            found.update(_listed(Path(sim.removeprefix("file:"))))
+            continue
         if not sim.startswith("dns:"):
             found.add(sim)
             continue
@@ -26,6 +33,14 @@ async def resolve(sims: Sequence[str]) -> list[str]:
             ip = str(address[0])
             found.add(f"[{ip}]:{port}" if family == socket.AF_INET6 else f"{ip}:{port}")
     return sorted(found)
+
+
+def _listed(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError as error:
+        log.debug("list of simulators not there yet", path=str(path), reason=str(error))
+        return []
 
 
 def share(addresses: Sequence[str], index: int, workers: int) -> list[str]:

@@ -25,7 +25,7 @@ class RolloutConfig(RoleConfig):
     and sampling pauses for the copy."""
     sims: tuple[str, ...] = ("127.0.0.1:50051",)
     """Addresses of simulators. "dns:host:port" stands for every address behind that name, looked up again and
-    again, so that new replicas are found."""
+    again, so that new replicas are found; "file:path" stands for the addresses that a file lists, looked up as well."""
     transport: str = "auto"
     """How observations travel: auto takes shared memory where the simulator is on this machine and grpc elsewhere;
     shm or grpc allow nothing else."""
@@ -51,6 +51,8 @@ class RolloutConfig(RoleConfig):
         if not 0 <= self.batch_wait <= 1:
             raise ConfigError(f"batch_wait = {self.batch_wait}; expected 0 to 1 second")
         for field, address in (("store", self.store), ("weights", self.weights), *(("sims", sim) for sim in self.sims)):
+            if field == "sims" and address.startswith("file:"):
+                continue
             check_address(field, address)
         accepted(self.transport)
         if not self.sims:

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,3 +51,12 @@ async def test_a_name_stands_for_all_its_records(monkeypatch: pytest.MonkeyPatch
 
 async def test_a_real_name_is_looked_up() -> None:
     assert "127.0.0.1:7" in await resolve(["dns:localhost:7"])
+
+
+async def test_a_file_lists_simulators_and_may_change(tmp_path: Path) -> None:
+    file = tmp_path / "sims.txt"
+    assert await resolve([f"file:{file}"]) == []
+    file.write_text("unix:/run/b.sock\nunix:/run/a.sock\n")
+    assert await resolve([f"file:{file}", "host:1"]) == ["host:1", "unix:/run/a.sock", "unix:/run/b.sock"]
+    file.write_text("unix:/run/a.sock\n")
+    assert await resolve([f"file:{file}"]) == ["unix:/run/a.sock"]
