@@ -112,6 +112,29 @@ take_down() {
     say "taken down"
 }
 
+exited_well() {
+    local labels=(--filter "label=com.docker.compose.project=$project" --filter "label=com.docker.compose.service=$1")
+    [[ $(podman ps -a "${labels[@]}" --format '{{.Status}}') == "Exited (0)"* ]]
+}
+
+# In the order of depends_on, one after the other: podman 4 forgets the exit code of a container after five minutes, and
+# podman-compose then waits for it for ever. And without systemd nobody runs health checks but us.
+start() {
+    compose up -d --no-build --no-deps "$@" >>"$scratch/up.log" 2>&1 || { tail -n 40 "$scratch/up.log" >&2 && die 1 "start failed"; }
+}
+
+start_all() {
+    : >"$scratch/up.log"
+    start token redis
+    wait_for 60 "token" exited_well token
+    wait_for 60 "Redis is healthy" podman healthcheck run "$(container redis)"
+    start demos
+    wait_for 1200 "demonstrations" exited_well demos
+    start warmstart
+    wait_for 1200 "warm start" exited_well warmstart
+    start sim store weights rollout learner
+}
+
 build() {
     say "building the images"
     compose --parallel 1 build store weights learner rollout sim >"$scratch/build.log" 2>&1 ||
@@ -121,7 +144,7 @@ build() {
 check() {
     [[ -n ${BUILT:-} ]] || build
     say "starting; demonstrations and warm start come first"
-    compose up -d --no-build >"$scratch/up.log" 2>&1 || { tail -n 40 "$scratch/up.log" >&2 && die 1 "start failed"; }
+    start_all
     wait_for 900 "3 sims, 2 rollout workers, store, weights and learner serve" all_serve
     wait_for 300 "health checks pass" healthy
     wait_for 900 "$updates updates trained" enough_updates

@@ -73,7 +73,7 @@ def _whole(call: ast.Call) -> set[str]:
 
 
 @cache
-def tests() -> str:
+def written() -> str:
     """All tests and recipes."""
     paths = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "recipes").glob("*.toml"), *(ROOT / "examples").rglob("*.toml")]
     return "\n".join(
@@ -87,7 +87,7 @@ def test_it_is_read_and_tried(name: str, section: str) -> None:
         f"[{section}] {name} is read by nobody: remove it, or let something read it"
     )
     dashed = name.replace("_", "-")
-    tried = re.search(rf"(\b{name}\b\s*[=:\"'])|(--{dashed}\b)|(--no-{dashed}\b)", tests())
+    tried = re.search(rf"(\b{name}\b\s*[=:\"'])|(--{dashed}\b)|(--no-{dashed}\b)", written())
     assert tried or (section, name) in UNTRIED, (
         f"[{section}] {name} is set in no test and no recipe: nobody knows whether it works"
     )

@@ -43,10 +43,10 @@ def test_sampled_success_rises(case: str) -> None:
     for update in range(config.updates):
         made = groups(policy, EPISODES // size, size, 1000 * (update + 1), (1, update), rules)
         batch = build_batch(made, update, Lineage(), config.normalisation)
-        assert batch is not None
+        assert batch is not None, rates
         metrics = updater.run(updater.judge(batch), update)
         assert metrics["ratio_gap"] < 1e-4
         rates.append(success(policy, 0))
-        if min(rates[-2:]) > before + 0.35 and len(rates) > 2:
+        if min(rates[-2:]) > before + 0.35 and len(rates) > 1:
             return  # solved ones leave groups without a signal
     assert min(rates[-2:]) > before + 0.35, rates
