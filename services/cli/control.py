@@ -107,6 +107,14 @@ class Control:
         with translated("store"):
             return stub.GetRun(store_pb2.GetRunRequest(run=self.run), timeout=SHORT_SECONDS).update
 
+    def complete_run(self) -> None:
+        """Nothing of the run will be trained any more: its bytes can go."""
+        stub = store_pb2_grpc.StoreServiceStub(self._channels["store"])
+        with translated("store"):
+            epoch = stub.GetRun(store_pb2.GetRunRequest(run=self.run), timeout=SHORT_SECONDS).epoch
+            request = store_pb2.CloseRunRequest(run=self.run, epoch=epoch, complete=True)
+            stub.CloseRun(request, timeout=SHORT_SECONDS)
+
     def stop_learner(self) -> None:
         """Ask the learner to end after the current update, with a checkpoint."""
         stub = learner_pb2_grpc.LearnerServiceStub(self._channels["learner"])

@@ -49,6 +49,7 @@ class Training:
             self.run.update_state(trained=True)
         self.evaluate(AFTER, self.newest())
         self.record()
+        self.session.until(self.complete, START_SECONDS, "closing the run")
         return self.result()
 
     def warm_start(self) -> Path:
@@ -134,6 +135,11 @@ class Training:
     def updates_done(self) -> int:
         """Updates that the store has on record."""
         return self.control.updates_done()
+
+    def complete(self) -> bool:
+        """Free what the run has left in the store; True when that is done."""
+        self.control.complete_run()
+        return True
 
     def stop_learner(self) -> bool:
         """Ask the learner to end; True when it has been told."""

@@ -22,6 +22,8 @@ CPU_SECONDS = 120.0
 def test_a_weak_policy_becomes_a_good_one(tmp_path: Path, family: str, mode: str) -> None:
     settings = (f"policy.family={family}", f"run.mode={mode}", "eval.episodes=200", "eval.videos=0", *FAMILIES[family])
     sets = [part for setting in settings for part in ("--set", setting)]
+    for role in ("sim", "rollout", "store", "learner"):
+        sets += ["--set", f"{role}.shared_folder={tmp_path}/shared"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "services.cli", "train", str(RECIPE), "--name", "run", "--out", str(tmp_path)]
     done = subprocess.run([*command, *sets], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
@@ -35,6 +37,8 @@ def test_a_weak_policy_becomes_a_good_one(tmp_path: Path, family: str, mode: str
     assert success["after"] > 0.9, done.stdout
     # What a newcomer waits for: a bound on work done, not on time passed.
     assert after.ru_utime - before.ru_utime < CPU_SECONDS
+    assert "arena made" in (tmp_path / "run" / "logs" / "store.log").read_text()
+    assert not list((tmp_path / "shared").glob("*.arena")), "a finished run leaves no memory behind"
     assert staleness(tmp_path / "run") <= (1 if mode == "async" else 0)
 
 

@@ -41,7 +41,8 @@ class StoreConfig(RoleConfig):
     workers that share it, while there is room, all others in Redis. With shm, an arena too small for a run is
     refused."""
     arena_bytes: int = 0
-    """Size of the arena. 0: what the first run needs; with auto at most a quarter of the free shared memory."""
+    """Size of the arena. 0: with shm what the first run needs; with auto 16 MiB, doubled when full, up to a
+    quarter of the free shared memory."""
     shared_folder: str = ""
     """Folder of the arena, on tmpfs; workers and learner in the same one take bytes through it. Default: dvla-UID in
     /dev/shm."""

@@ -25,6 +25,8 @@ log = structlog.get_logger()
 
 WRITER_SECONDS = 30.0
 """Time that a worker has to open its extent; one that was opened is its own while the worker lives."""
+FIRST_BYTES = 16 * 2**20
+"""Size of the first arena where bytes may also lie in Redis; it doubles as needed."""
 ENTRIES = 4096
 
 Job = tuple[str, str, int, int]
@@ -34,7 +36,7 @@ Job = tuple[str, str, int, int]
 class Depot:
     """Arenas in one folder. strict: bytes lie nowhere else, so a run that does not fit is refused.
 
-    size: bytes of the arena, 0 for what the first run needs.
+    size: bytes of the arena. 0: if strict what the first run needs, else little, and more as it is needed.
     """
 
     def __init__(self, folder: str, strict: bool, size: int = 0) -> None:
@@ -86,7 +88,7 @@ class Depot:
             return False
         if self.strict and not spec.episode_bytes:
             raise Unsupported(f"run {spec.run!r} names no largest episode: set episode_bytes, or bytes_in = auto")
-        wanted = needed(groups_in_flight(spec) * spec.group_size, spec.episode_bytes or 1)
+        wanted = most_bytes(spec)
         async with self._opening:
             largest = max((arena.capacity for arena in self.arenas.values()), default=0)
             if self.strict and self._size and wanted > self._size:
@@ -96,12 +98,32 @@ class Depot:
                 )
             if largest >= wanted or (largest and not self.strict):
                 return False
-            size = self._size or (wanted if self.strict else min(wanted, _free_share(self._folder)))
-            return await self._make(self._folder, size, groups_in_flight(spec) * spec.group_size)
+            size = self._size or (wanted if self.strict else min(wanted, FIRST_BYTES))
+            return await self._make(self._folder, spec, size)
 
-    async def _make(self, folder: Path, size: int, extents: int) -> bool:
+    async def grow(self, spec: store_pb2.RunSpec, length: int) -> bool:
+        """Have as much room again, for several extents of this length; True if there is more now.
+
+        Never more than the run can need, nor than a quarter of the memory that was free.
+        """
+        if self._folder is None or self.strict or self._size:
+            return False
+        before = self.capacity
+        async with self._opening:
+            if self.capacity > before:
+                return True  # by a call beside this one
+            most = min(most_bytes(spec), (_free(self._folder) + before) // 4)
+            size = min(max(before, 4 * length), most - before)
+            return size >= length and await self._make(self._folder, spec, size)
+
+    @property
+    def capacity(self) -> int:
+        """Bytes for extents in all arenas."""
+        return sum(arena.capacity for arena in self.arenas.values())
+
+    async def _make(self, folder: Path, spec: store_pb2.RunSpec, size: int) -> bool:
         try:
-            entries = max(ENTRIES, 2 * extents)
+            entries = max(ENTRIES, 2 * groups_in_flight(spec) * spec.group_size)
             arena = await asyncio.to_thread(Arena.create, folder, self._prefix, size, entries)
         except ConfigError as error:
             if self.strict:
@@ -226,6 +248,11 @@ def groups_in_flight(spec: store_pb2.RunSpec) -> int:
     return (spec.staleness + 2) * spec.groups_per_update
 
 
-def _free_share(folder: Path) -> int:
+def most_bytes(spec: store_pb2.RunSpec) -> int:
+    """Room in which the episodes of a run always fit."""
+    return needed(groups_in_flight(spec) * spec.group_size, spec.episode_bytes or 1)
+
+
+def _free(folder: Path) -> int:
     facts = os.statvfs(folder)
-    return facts.f_bavail * facts.f_frsize // 4
+    return facts.f_bavail * facts.f_frsize

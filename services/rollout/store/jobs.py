@@ -31,7 +31,7 @@ class JobCalls(Upkeep):
         async def look() -> tuple[bool, store_pb2.NextJobsResponse]:
             spec = await self.spec(run)
             near = self.depot is not None and self.depot.near(request.locality)
-            rooms = await self._rooms(run, spec, wanted) if near else []
+            rooms = await self._rooms(run, spec, wanted, request.episode_bytes) if near else []
             most, short = wanted, await self.memory.full(CLAIM_BYTES if rooms else spec.episode_bytes)
             if near and self.depot is not None and self.depot.strict:
                 most, short = max(1, len(rooms)), short or not rooms
@@ -46,17 +46,19 @@ class JobCalls(Upkeep):
 
         return await self.wakeups.poll(run, "jobs", request.wait_seconds, look)
 
-    async def _rooms(self, run: str, spec: store_pb2.RunSpec, wanted: int) -> list[Extent]:
-        """Room in the arena for the largest episode, as often as wanted or as there is."""
+    async def _rooms(self, run: str, spec: store_pb2.RunSpec, wanted: int, largest: int) -> list[Extent]:
+        """Room in the arena for the largest episode, as often as wanted or as there is. largest: 0 if not known."""
         depot, rooms = self.depot, list[Extent]()
-        if depot is None:
+        length = min(largest or spec.episode_bytes, spec.episode_bytes)
+        if depot is None or not length:
             return rooms
         await self.prepare_arena(spec)
         try:
-            while depot.arenas and spec.episode_bytes and len(rooms) < wanted:
-                strict = depot.strict
-                length = spec.episode_bytes
-                rooms.append(await self.make_room_in_arena(run, length) if strict else depot.allocate(length))
+            while depot.arenas and len(rooms) < wanted:
+                if depot.strict:
+                    rooms.append(await self.make_room_in_arena(run, length))
+                else:
+                    rooms.append(await self.allocate(spec, length, grows=largest > 0))
         except Exhausted:
             return rooms
         return rooms

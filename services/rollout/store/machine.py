@@ -25,7 +25,8 @@ class RolloutStore(InspectionCalls, JobCalls, IntakeCalls, LearnerCalls, Deliver
         self.wakeups.close()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. Arenas without bytes of a run that goes on are deleted."""
+        await self.settle()
         if self.depot is not None:
             self.depot.close()
         await self.link.close()

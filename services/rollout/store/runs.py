@@ -51,8 +51,8 @@ class RunCalls(Upkeep):
         )
 
     async def close_run(self, request: store_pb2.CloseRunRequest) -> store_pb2.CloseRunResponse:
-        """Grant no further jobs. After the last update, also free what nobody can train any more."""
-        await self.call("close_run", check_name("run", request.run), request.epoch)
+        """Grant no further jobs. After the last update, or a complete run, free what nobody will train any more."""
+        await self.call("close_run", check_name("run", request.run), request.epoch, int(request.complete))
         return store_pb2.CloseRunResponse()
 
     async def get_stats(self, request: store_pb2.GetStatsRequest) -> store_pb2.GetStatsResponse:

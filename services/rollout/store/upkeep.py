@@ -20,6 +20,7 @@ log = structlog.get_logger()
 UPLOAD_SECONDS = 600.0
 """An upload that takes longer is taken for abandoned."""
 SWEEP_SECONDS = 1.0
+SETTLE_SECONDS = 2.0
 CLAIM_BYTES = 8 * 1024
 """Room in Redis for the record of an episode whose bytes lie elsewhere."""
 _EVICT_GROUPS = 4
@@ -71,6 +72,17 @@ class Upkeep(StoreBase):
                 return
             await delete_blobs(self.link, run, [blob.decode() for blob in garbage])
 
+    async def settle(self) -> None:
+        """Free, before this replica stops, what runs that are over have left in its arenas."""
+        if self.depot is None or not self.depot.arenas:
+            return
+        try:
+            async with asyncio.timeout(SETTLE_SECONDS):
+                for run in await self.runs():
+                    await self.sweep(run)
+        except (DvlaError, TimeoutError) as error:
+            log.warning("no last sweep; the next replica of this node makes up for it", error=str(error) or "timeout")
+
     async def _miss_owners(self, run: str) -> None:
         """Bytes in arenas whose node is gone are lost: say so, and have their groups replaced."""
         for arena in await self.owners.arenas(run):
@@ -82,6 +94,19 @@ class Upkeep(StoreBase):
         """Have an arena for this run, if this replica may have one. Raises Unsupported if it must and cannot."""
         if self.depot is not None and await self.depot.prepare(spec):
             await self.owners.announce()
+
+    async def allocate(self, spec: store_pb2.RunSpec, length: int, grows: bool) -> Extent:
+        """Room for so many bytes, from one more arena if it may grow. Raises Exhausted if there is none."""
+        depot = self.depot
+        if depot is None:
+            raise Exhausted("this replica has no arena")
+        try:
+            return depot.allocate(length)
+        except Exhausted:
+            if not grows or not await depot.grow(spec, length):
+                raise
+        await self.owners.announce()
+        return depot.allocate(length)
 
     async def make_room_in_arena(self, run: str, length: int) -> Extent:
         """Room for so many bytes; under pressure the bytes of dead letters and trained groups go, oldest first.

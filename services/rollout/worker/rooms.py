@@ -25,11 +25,13 @@ class Rooms:
         self._vicinity = vicinity if vicinity is not None and vicinity.peer is not None else None
         self._open: dict[Key, tuple[Extent, Lease]] = {}
         self._told = ""
+        self._largest = 0  # bytes of the longest episode so far; one that is longer goes by grpc, once
 
     def introduce(self, request: store_pb2.NextJobsRequest) -> None:
-        """Say in a request for jobs where this worker runs."""
+        """Say in a request for jobs where this worker runs, and how much room its episodes take."""
         if self._vicinity is not None:
             request.locality.CopyFrom(self._vicinity.locality(common_pb2.TRANSPORT_CUDA_IPC))
+            request.episode_bytes = self._largest
 
     def open(self, job: store_pb2.Job) -> None:
         """Lock the room of a job. If it cannot be opened, this job's episode goes by grpc."""
@@ -51,6 +53,7 @@ class Rooms:
         """Write an episode into its job's room; None if there is none, or if it is too small."""
         extent, lease = self._open.get(_key(job), (None, None))
         layout = codec.plan(trajectory)
+        self._largest = max(self._largest, layout.length)
         if extent is None or lease is None or layout.length > extent.length:
             return None
         codec.pack_into(lease.view.data, layout, trajectory)

@@ -97,10 +97,17 @@ class Harness:
         return reply
 
     async def next_jobs(
-        self, count: int = 1, update: int | None = 0, worker: str = "w0", call_id: str = "", wait: float = 0.0
+        self,
+        count: int = 1,
+        update: int | None = 0,
+        worker: str = "w0",
+        call_id: str = "",
+        wait: float = 0.0,
+        size: int = 0,
     ) -> s.NextJobsResponse:
         held = None if update is None else version(update)
         request = s.NextJobsRequest(run=self.run, worker=worker, version=held, count=count, wait_seconds=wait)
+        request.episode_bytes = size
         if worker in self.near:
             request.locality.CopyFrom(self.near[worker].locality())
         reply = await self.store.next_jobs(request, call_id)
@@ -132,8 +139,8 @@ class Harness:
     async def set_start(self, group: int, start: bytes) -> bytes:
         return (await self.store.set_start(s.SetStartRequest(run=self.run, group=group, start=start))).start
 
-    async def close(self) -> None:
-        await self.store.close_run(s.CloseRunRequest(run=self.run, epoch=self.epoch))
+    async def close(self, complete: bool = False) -> None:
+        await self.store.close_run(s.CloseRunRequest(run=self.run, epoch=self.epoch, complete=complete))
 
     async def append(
         self, job: s.Job, score: float = 1.0, update: int = 0, steps: int = 5, data: bytes = b""

@@ -153,6 +153,53 @@ async def test_without_enough_room_the_rest_lies_in_redis(
     await site.close()
 
 
+async def test_a_worker_that_knows_its_episodes_gets_no_more_room_than_they_take(open_sites: Open) -> None:
+    (site,) = await open_sites()
+    small, large = (await site.run.next_jobs(1, size=100)).jobs, (await site.run.next_jobs(1, size=9 * LARGEST)).jobs
+    assert [job.reserved.length for job in (*small, *large)] == [100, LARGEST]
+
+
+async def test_arenas_begin_small_and_grow_for_known_episodes_up_to_what_a_run_can_need(
+    open_sites: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(depot_module, "FIRST_BYTES", 4 * LARGEST)
+    (site,) = await open_sites(strict=False, group_size=4, groups_per_update=2, staleness=4)
+    spec = site.run.spec
+    unknown = await site.run.jobs(6)
+    assert [job.HasField("reserved") for job in unknown] == [True] * 4 + [False] * 2
+    assert site.depot.capacity == 4 * LARGEST
+    known = (await site.run.next_jobs(34, size=LARGEST)).jobs
+    assert len(known) > 20
+    assert all(job.HasField("reserved") for job in known)
+    assert len(site.depot.arenas) > 2
+    while await site.depot.grow(spec, LARGEST):
+        pass
+    assert site.depot.capacity == depot_module.most_bytes(spec)
+
+
+async def test_growth_ends_with_the_memory_that_is_free(open_sites: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depot_module, "FIRST_BYTES", 4 * LARGEST)
+    monkeypatch.setattr(depot_module, "_free", lambda folder: 16 * LARGEST)
+    (site,) = await open_sites(strict=False, staleness=4)
+    reply = await site.run.next_jobs(30, size=LARGEST)
+    assert sum(job.HasField("reserved") for job in reply.jobs) == 5
+    assert site.depot.capacity == 5 * LARGEST
+
+
+@pytest.mark.parametrize("complete", [True, False])
+async def test_a_complete_run_leaves_no_arena_and_a_stopped_one_leaves_its_bytes(
+    open_sites: Open, tmp_path: Path, complete: bool
+) -> None:
+    (site,) = await open_sites(strict=False, total_updates=50)
+    for job in await site.run.jobs(3):
+        await site.run.append(job, float(job.key.member))
+        site.run.leave(job)
+    await site.run.lease()
+    await site.run.close(complete)
+    await site.store.close()
+    assert bool(list((tmp_path / "0").glob("*.arena"))) is not complete
+
+
 async def test_any_replica_serves_any_claim(open_sites: Open) -> None:
     one, two = await open_sites(2)
     jobs = [*await one.run.jobs(2, worker="w0"), *await two.run.jobs(2, worker="w1")]

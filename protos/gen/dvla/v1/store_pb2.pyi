@@ -334,19 +334,25 @@ class CloseRunRequest(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Run name."""
     epoch: _builtins.int
     """The learner's epoch."""
+    complete: _builtins.bool
+    """Nothing that is left will be trained, although not all updates are made: its bytes are freed. Otherwise that
+    happens after the last update only, as a run that was stopped earlier may be resumed.
+    """
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        complete: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "epoch", b"epoch", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -382,6 +388,7 @@ class NextJobsRequest(_message.Message):
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     LOCALITY_FIELD_NUMBER: _builtins.int
+    EPISODE_BYTES_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Run name."""
     worker: _builtins.str
@@ -393,6 +400,10 @@ class NextJobsRequest(_message.Message):
     request_id: _builtins.str
     """The caller's id of this call. A worker that repeats a call whose reply it lost gives the same id and gets the
     same jobs. Empty: the call is not repeated.
+    """
+    episode_bytes: _builtins.int
+    """The largest episode that the worker has made so far, in bytes: its next ones get room for as much. 0: not known
+    yet, the spec's `episode_bytes` counts.
     """
     @_builtins.property
     def version(self) -> _common_pb2.Version:
@@ -412,10 +423,11 @@ class NextJobsRequest(_message.Message):
         wait_seconds: _builtins.float = ...,
         request_id: _builtins.str = ...,
         locality: _common_pb2.Locality | None = ...,
+        episode_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["locality", b"locality", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "locality", b"locality", "request_id", b"request_id", "run", b"run", "version", b"version", "wait_seconds", b"wait_seconds", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "episode_bytes", b"episode_bytes", "locality", b"locality", "request_id", b"request_id", "run", b"run", "version", b"version", "wait_seconds", b"wait_seconds", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
