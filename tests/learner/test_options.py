@@ -225,7 +225,7 @@ def test_threads_and_device_reach_torch(monkeypatch: pytest.MonkeyPatch) -> None
         assembly.prepare_torch(small_config(device="cuda"))
 
 
-def test_publishing_settings_reach_the_publisher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publishing_settings_reach_the_publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
 
     class Stop(Exception):
@@ -237,11 +237,11 @@ def test_publishing_settings_reach_the_publisher(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(server, "WeightPublisher", publisher)
     monkeypatch.setattr(server, "StoreClient", lambda *_, **__: None)
-    config = small_config(shared_folder="/dev/shm/x", staging_files=9, delta_density=0.3, delta_anchor=7)
+    config = small_config(shared_folder=str(tmp_path), staging_files=9, delta_density=0.3, delta_anchor=7)
     train: Callable[..., None] = server._train
     with pytest.raises(Stop):
         train(config, Progress(), Telemetry("learner", "test"))
-    assert (given["folder"], given["files"]) == ("/dev/shm/x", 9)
+    assert (given["folder"], given["files"]) == (str(tmp_path), 9)
     assert (given["rule"].density, given["rule"].anchor) == (0.3, 7)
 
 
