@@ -4,7 +4,7 @@
 # Root on Debian; needs no Docker and no image registry. About 15 minutes on two cores, most of it building.
 #
 #   deploy/check_compose.sh            everything; RECIPE=... and UPDATES=... (default 3) as environment, BUILT=1
-#                                      to check the images that are there
+#                                      to check the images that are there, OVERRIDE=... one more compose file
 #   deploy/check_compose.sh --keep     the same, but leave it running (then: deploy/check_compose.sh --down)
 #   deploy/check_compose.sh --down     take it down with its volumes
 set -euo pipefail
@@ -20,7 +20,7 @@ redis_image="$(sed -n 's/^ *image: *\(.*redis:.*\)/\1/p' docker-compose.yml)"
 export BUILDAH_FORMAT=docker # the OCI format has no health checks
 
 compose() {
-    "$scratch/compose/bin/podman-compose" -p "$project" -f docker-compose.yml -f "$scratch/scale.yml" \
+    "$scratch/compose/bin/podman-compose" -p "$project" -f docker-compose.yml ${OVERRIDE:+-f "$OVERRIDE"} -f "$scratch/scale.yml" \
         --podman-build-args "--network host ${host_mounts[*]}" "$@"
 }
 

@@ -3,8 +3,8 @@
     python prepare.py demos  RECIPE FOLDER     needs the simulator: the policy's inputs, demonstrations
     python prepare.py policy RECIPE FOLDER     needs torch: the policy to start from, the learner's settings
 
-Writes policy-config.json, demos/, policy/ and learner.toml into the run's folder. What is there already stays, so a
-container that is started again goes on where the last one ended.
+Writes policy-config.json, tasks.json, demos/, policy/ and learner.toml into the run's folder. What is there already
+stays, so a container that is started again goes on where the last one ended.
 """
 
 import json
@@ -26,6 +26,7 @@ def prepare_demos(recipe: Recipe, folder: Path) -> None:
         sim = build_sim(recipe.sim, 1)
         config = PolicyConfig.for_sim(sim.spec, **recipe.policy)
         sim.close()
+        write(folder / "tasks.json", json.dumps([task.id for task in sim.spec.tasks]))
         write(folder / "policy-config.json", json.dumps(config.to_json()))
     if recipe.demos.episodes and not recipe.sft.init and not (folder / "demos").exists():
         write_demos(recipe, folder / "demos")
@@ -41,7 +42,9 @@ def prepare_policy(recipe: Recipe, folder: Path) -> None:
         sft(recipe, demos, folder / "policy", folder / "policy-config.json")
     init = recipe.sft.init or str(folder / "policy")
     given = {"init": init, "mode": recipe.run.mode}
-    write(folder / "learner.toml", dumps({"learner": {"tasks": list(recipe.tasks)} | recipe.roles["learner"] | given}))
+    # Those of a simulator of one's own are known to itself only, which the learner's image does not contain.
+    tasks = list(recipe.tasks) or json.loads((folder / "tasks.json").read_text())
+    write(folder / "learner.toml", dumps({"learner": {"tasks": tasks} | recipe.roles["learner"] | given}))
 
 
 def write(path: Path, text: str) -> None:
