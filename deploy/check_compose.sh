@@ -20,7 +20,8 @@ redis_image="$(sed -n 's/^ *image: *\(.*redis:.*\)/\1/p' docker-compose.yml)"
 export BUILDAH_FORMAT=docker # the OCI format has no health checks
 
 compose() {
-    "$scratch/compose/bin/podman-compose" -p "$project" -f docker-compose.yml ${OVERRIDE:+-f "$OVERRIDE"} -f "$scratch/scale.yml" \
+    "$scratch/compose/bin/podman-compose" -p "$project" \
+        -f docker-compose.yml ${OVERRIDE:+-f "$OVERRIDE"} -f "$scratch/scale.yml" \
         --podman-build-args "--network host ${host_mounts[*]}" "$@"
 }
 
