@@ -36,7 +36,6 @@ class Arena:
         self._start = data_start(self._count)
         self._data = mapped(fd, self._size - HEADER_BYTES, writable=True)
         self._space = Space(self._size - self._start)
-        self._numbers: dict[int, int] = {}  # generation -> entry
         self._entries: dict[int, Entry] = {}  # entry -> what it says, the free ones left out
         self._since: dict[int, float] = {}  # generation -> time of the reservation
         self._lock = threading.RLock()
@@ -44,6 +43,7 @@ class Arena:
         for number in np.flatnonzero(rows["state"]).tolist():
             self._admit(number, table.read_entry(rows, number))
         self._unused = [number for number in reversed(range(self._count)) if number not in self._entries]
+        self.collect()  # an owner that died between dooming an extent and freeing it
 
     @classmethod
     def create(cls, folder: Path, prefix: str, size: int, entries: int = ENTRIES) -> Self:
@@ -126,11 +126,11 @@ class Arena:
                     f"arena {self.name} has no run of {room} bytes: {self.free} of {self.capacity} are free, the "
                     f"longest run has {self._space.longest}, {len(self._unused)} entries are left"
                 )
-            self._generation += 1
+            number = self._unused.pop()
+            self._generation = table.next_generation(self._generation, number, self._count)
             table.write_header(self._fd, self._size, self._count, self._generation)
             entry = Entry(State.RESERVED, self._generation, self._start + start, length, room)
-            number = self._unused.pop()
-            self._numbers[entry.generation], self._since[entry.generation] = number, time.monotonic()
+            self._since[entry.generation] = time.monotonic()
             self._write(number, entry)
             return self._extent(entry)
 
@@ -219,10 +219,12 @@ class Arena:
         return Extent(self.name, entry.offset, entry.length, entry.generation)
 
     def _find(self, extent: Extent) -> tuple[int, Entry]:
-        number = self._numbers.get(extent.generation)
-        if extent.arena != self.name or number is None or self._entries[number].offset != extent.offset:
+        number = extent.generation % self._count
+        entry = self._entries.get(number)
+        known = entry is not None and (entry.generation, entry.offset) == (extent.generation, extent.offset)
+        if entry is None or not known or extent.arena != self.name:
             raise NotFound(f"arena {self.name} holds no {extent} (any more)")
-        return number, self._entries[number]
+        return number, entry
 
     def _write(self, number: int, entry: Entry) -> None:
         self._entries[number] = entry
@@ -236,17 +238,17 @@ class Arena:
         entry = self._entries.pop(number)
         table.write_entry(self._fd, number, replace(entry, state=State.FREE))
         locks.unlock(self._fd, at, 2)
-        del self._numbers[entry.generation]
         self._since.pop(entry.generation, None)
         self._space.give(entry.offset - self._start, entry.room)
         self._unused.append(number)
         return True
 
     def _admit(self, number: int, entry: Entry) -> None:
-        if entry.room != rounded(entry.room) or entry.length > entry.room or entry.generation in self._numbers:
+        misplaced = entry.generation % self._count != number
+        if entry.room != rounded(entry.room) or entry.length > entry.room or misplaced:
             raise InvalidInput(f"arena {self.name} contradicts itself: {entry}")
         self._space.claim(entry.offset - self._start, entry.room)
-        self._entries[number], self._numbers[entry.generation] = entry, number
+        self._entries[number] = entry
         self._since[entry.generation] = time.monotonic()
         self._generation = max(self._generation, entry.generation)
 

@@ -105,6 +105,7 @@ class _File:
             os.close(self._fd)
             raise
         self._table = table.table_of(data, self._entries)
+        self._generations = self._table["generation"]
         self._data = data
         self._first, self._size = data_start(self._entries), size
         self._held: Counter[int] = Counter()
@@ -125,7 +126,9 @@ class _File:
         if extent.offset < self._first or extent.length < 0 or extent.offset + extent.length > self._size:
             raise InvalidInput(f"{extent} lies outside of the arena's bytes {self._first} to {self._size}")
         with self._lock:
-            number = self._find(extent)
+            number = extent.generation % self._entries
+            if int(self._generations[number]) != extent.generation:  # never lock a successor, not for an instant
+                raise NotFound(f"{extent} was freed")
             self._take(number, writing, extent)
             try:
                 self._check(self._entry(number), extent, writing, sealed)
@@ -147,13 +150,6 @@ class _File:
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
-
-    def _find(self, extent: Extent) -> int:
-        found = np.flatnonzero(self._table["generation"] == np.uint64(extent.generation))
-        for number in found.tolist():
-            if self._table[number]["state"]:
-                return int(number)
-        raise NotFound(f"{extent} was freed")
 
     def _take(self, number: int, writing: bool, extent: Extent) -> None:
         byte = entry_position(number) + (table.WRITER_BYTE if writing else table.READER_BYTE)

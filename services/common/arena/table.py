@@ -45,6 +45,7 @@ class Extent:
     """A range of bytes in the arena `arena` (a file name). offset counts from the first byte of the file.
 
     generation: unique in this arena, so that a handle of an extent that was freed is never taken for its successor.
+    Its remainder by the number of entries is the entry, so that a peer finds it without a search.
     """
 
     arena: str
@@ -81,6 +82,11 @@ def data_start(entries: int) -> int:
 def entry_position(number: int) -> int:
     """Where an entry begins in the file."""
     return HEADER_BYTES + number * ENTRY_BYTES
+
+
+def next_generation(newest: int, number: int, entries: int) -> int:
+    """The first generation after the newest one that belongs to this entry."""
+    return newest + 1 + (number - newest - 1) % entries
 
 
 def write_header(fd: int, size: int, entries: int, generation: int) -> None:

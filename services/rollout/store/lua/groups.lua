@@ -164,9 +164,8 @@ end
 -- Puts these groups (ascending) into the stream anew, for a stream that was trimmed or deleted by someone else.
 local function restream(groups)
   redis.pcall('XGROUP', 'CREATE', STREAM, LEARNERS, '0', 'MKSTREAM') -- an existing group is fine
-  for _, group in ipairs(groups) do
-    unstream(group)
-    stream(group)
-  end
+  -- All out first: in a stream made anew within the same millisecond, a new entry can have another's old number.
+  for _, group in ipairs(groups) do unstream(group) end
+  for _, group in ipairs(groups) do stream(group) end
   count('restreamed', #groups)
 end
